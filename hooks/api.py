@@ -75,7 +75,7 @@ def metrics(*, loss: object = None, grad_norm: object = None) -> None:
 
 
 def should_checkpoint() -> bool:
-    """Say whether guardrun asks for a checkpoint now, because the job's time runs out or a node is about to leave.
+    """Say whether guardrun asks for a checkpoint now, because the job's time, or its memory, runs out.
 
     Every rank has to call it equally often, once a step for instance: it says yes at the same call on all of them.
     """

@@ -1,7 +1,7 @@
 """Batches that are left out after a rollback: where they are met again, on all ranks or on none.
 
-guardrun says which (engine/recovery/batch_skips.py), by a file beside the board. They are left out of what the sampler
-hands out, so that nobody fetches them: the pass is shorter by so many batches, and nothing else changes.
+guardrun says which (engine/recovery/voluntary/batch_skips.py), by a file beside the board. They are left out of what
+the sampler hands out, so that nobody fetches them: the pass is shorter by so many batches, and nothing else changes.
 
 A batch is known by its indices, by those of the batch before it, by its loader, and by the epoch where a sampler has
 one. Whoever meets it where the order of samples is another, in another loader or in another epoch, trains on it.

@@ -148,16 +148,18 @@ class GuardsTable(_Table, frozen=True, kw_only=True):
     skip_sigmas: Annotated[float, Meta(ge=0)] = 0.0
     """skip: so is one whose gradient norm is so many deviations above the last ones (norm_window.py); 0: none is."""
     max_rollbacks: Count = _ENGINE.max_rollbacks
-    """Of a run. rollback: where the loss is NaN, back to a checkpoint from before (engine/recovery/rollback.py)."""
+    """Of a run. rollback: where the loss is NaN, back to a checkpoint from before
+    (engine/recovery/voluntary/rollback.py)."""
     divergence: Literal["watch", "stop"] = "watch"
     memory: Literal["watch", "save"] = "watch"
+    """save: before memory runs out the ranks are asked to save, and begun anew from that
+    (engine/recovery/memory_save.py)."""
     check_every: Count = _ENGINE.check_every
     """Steps between two checks that replicas are equal (hooks/checksums); 0: none."""
 
 
 UNDONE: dict[tuple[str, str], tuple[str, ...]] = {
     ("guards", "divergence"): ("stop",),
-    ("guards", "memory"): ("save",),
 }
 """Table and key → values that are refused for now: somebody relies on what they promise."""
 
@@ -314,6 +316,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             window_s=self.slowdown.window_s,
             rolls_back=self.guards.numeric == "rollback",
             max_rollbacks=self.guards.max_rollbacks,
+            saves_before_oom=self.guards.memory == "save",
             **msgspec.structs.asdict(self.leaks),
             is_torchrun_agent=self.launcher.agent == "torchrun",
         )

@@ -30,8 +30,8 @@ from guardrun.supervisor.engine.engine import Engine
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
-from guardrun.supervisor.engine.recovery.resumption import OPENS
 from guardrun.supervisor.engine.state.job_nodes import Standing
+from guardrun.supervisor.engine.state.state import OPENS
 from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 from guardrun.supervisor.report.timeline.timeline import Timeline
 from guardrun.supervisor.rundir.journal import Journal, describe_versions, recover

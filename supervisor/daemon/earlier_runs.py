@@ -17,8 +17,8 @@ import msgspec
 
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.engine.model.events import HistoryLoaded, PastPlace
-from guardrun.supervisor.engine.recovery.resumption import IGNORES, OPENS
 from guardrun.supervisor.engine.state.incidents import is_in_code
+from guardrun.supervisor.engine.state.state import IGNORES, OPENS
 from guardrun.supervisor.rundir.run_directory import list_runs
 
 MAX_RUNS = 200

@@ -160,6 +160,8 @@ def _ended_well(state: State, rank: RankState) -> bool:
     began_s = attempt_of(state).stop_began_s
     if rank.exitcode == 0 and (not began_s or rank.exited_s <= began_s):
         return True
+    if attempt_of(state).is_cut:
+        return False
     return rank.has_ended and rank.error is None and (rank.exitcode == 0 or ended_by_stop(state, rank))
 
 

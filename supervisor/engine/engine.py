@@ -36,6 +36,7 @@ from guardrun.supervisor.engine.model.transitions import (
 from guardrun.supervisor.engine.recovery import (
     eviction,
     launcher_orders,
+    memory_save,
     operator_restart,
     preemption,
     requeue,
@@ -105,7 +106,7 @@ class Engine:
     def next_deadline_s(self) -> float | None:
         """When tick next has something to do; None while only events matter."""
         times = [self.state.detectors.rank_failure.next_deadline_s(), launcher_orders.due_s(self.state)]
-        times += [node_silence.due_s(self.state), preemption.due_s(self.state)]
+        times += [node_silence.due_s(self.state), preemption.due_s(self.state), memory_save.due_s(self.state)]
         if self.state.phase is Phase.RUNNING:
             times += [self.state.detectors.hang.next_deadline_s(self.state), resumption.due_s(self.state)]
         due_s = min((t for t in times if t is not None), default=None)
@@ -166,6 +167,7 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
 def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s: float) -> list[Action]:
     """Ask again for whatever was under way: its answer went to the supervisor that died."""
     actions = launcher_orders.order_again(state, now_s) + preemption.order_again(state, now_s)
+    actions += memory_save.order_again(state)
     if state.phase is Phase.CHECKING:
         actions += formation.give_up_check(state, "the supervisor was started anew", now_s)
     actions += eviction.isolate_again(state, now_s)
@@ -183,6 +185,7 @@ def _on_time_skipped(state: State, event: ev.TimeSkipped, now_s: float) -> list[
         attempt.skipped_to_s = min(silence_began_s(attempt) + event.gap_s, now_s)
         attempt.stopped = dict.fromkeys(attempt.stopped, now_s)
         attempt.collecting = dict.fromkeys(attempt.collecting, now_s)
+        memory_save.on_time_skipped(state, event.gap_s, now_s)
     state.ordered_s = min(state.ordered_s + event.gap_s, now_s)
     if state.fleet is not None:
         node_silence.skip(state.fleet, event.gap_s, now_s)
@@ -203,6 +206,8 @@ def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
     actions = observe(state, TickBegan(), now_s)
     actions += launcher_orders.on_tick(state, now_s) + node_silence.on_tick(state, now_s)
     actions += preemption.on_tick(state, now_s)
+    if state.settings.saves_before_oom:
+        actions += memory_save.on_tick(state, now_s)
     if state.phase is Phase.RUNNING:
         actions += resumption.on_report(state, now_s)
     return actions
@@ -223,7 +228,14 @@ def _on_checkpoint_saved(state: State, event: ev.CheckpointSaved, now_s: float) 
     """The journal remembers it; choosing is the edge's. What is written anew is worth another try."""
     state.avoid = [path for path in state.avoid if event.path != path and not event.path.startswith(f"{path}/")]
     requeue.note_saved(state, max(event.step, event.named_step))
-    return resumption.on_saved(state, event, now_s) if state.phase is Phase.RUNNING else []
+    actions = resumption.on_saved(state, event, now_s) if state.phase is Phase.RUNNING else []
+    return actions + (memory_save.on_saved(state, event, now_s) if state.phase is Phase.RUNNING else [])
+
+
+def _on_checkpoint_completed(state: State, event: ev.CheckpointCompleted, now_s: float) -> list[Action]:
+    """One that was asked for, because the job ends or because memory runs out: each request has its own number."""
+    actions = preemption.on_checkpoint_completed(state, event, now_s)
+    return actions + memory_save.on_checkpoint_completed(state, event, now_s)
 
 
 def _on_hooks_missing(state: State, event: ev.HooksMissing, now_s: float) -> list[Action]:
@@ -270,7 +282,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_scheduler_status_changed": preemption.on_scheduler_status_changed,
     "on_checkpoint_asked": preemption.on_checkpoint_asked,
     "on_checkpoint_answered": preemption.on_checkpoint_answered,
-    "on_checkpoint_completed": preemption.on_checkpoint_completed,
+    "on_checkpoint_completed": _on_checkpoint_completed,
     "on_requeued": _on_requeued,
     "on_hooks_missing": _on_hooks_missing,
     "on_restart_asked": operator_restart.on_restart_asked,

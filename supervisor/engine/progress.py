@@ -15,10 +15,11 @@ from guardrun.supervisor.engine.model.lost_time import REDOING, TRAINING
 from guardrun.supervisor.engine.model.run_view import silence_began_s
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.frames import all_ranks_text
-from guardrun.supervisor.engine.recovery import batch_skips, resumption
+from guardrun.supervisor.engine.recovery import resumption
 from guardrun.supervisor.engine.recovery.decide import announce, observe, stop
 from guardrun.supervisor.engine.recovery.preemption import is_end_of_notice
 from guardrun.supervisor.engine.recovery.recovered import close_recovered
+from guardrun.supervisor.engine.recovery.voluntary import batch_skips
 from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.state import Attempt, RankState, State, attempt_of
 

@@ -50,6 +50,13 @@ class _Wanted(msgspec.Struct, frozen=True):
     is_before_known: bool = False
     is_quiet: bool = False
     """The ranks were given the signal, before the look for the newest one."""
+    attempt: int = -1
+    until_s: float = 0.0
+    """As AskCheckpoint has them."""
+
+    def is_over(self, attempt: int, now_s: float) -> bool:
+        """Whether nobody waits for its answer any more. attempt: the newest; now_s: in the engine's seconds."""
+        return 0 < self.until_s <= now_s or 0 <= self.attempt != attempt
 
     def is_met_by(self, found: ev.Checkpoint | None) -> bool:
         if found is None:
@@ -105,7 +112,13 @@ class FinalSave:
     def ask(self, action: ac.AskCheckpoint) -> None:
         """Begin: what is newest now, then the ranks."""
         context = self._context
-        wanted = _Wanted(action.request, self._node.clock.wall_s(action.since_s), is_quiet=action.is_quiet)
+        wanted = _Wanted(
+            action.request,
+            self._node.clock.wall_s(action.since_s),
+            is_quiet=action.is_quiet,
+            attempt=action.attempt,
+            until_s=action.until_s,
+        )
         self._wanted, self._at_call, self._is_answered = wanted, 0, False
         self._found, self._ask_by_s = None, time.monotonic() + BASELINE_S
         if self._node.clock.now() - action.since_s > FRESH_S:
@@ -138,10 +151,12 @@ class FinalSave:
 
     def poll(self) -> None:
         """Once a second, and when something may have changed."""
-        context, wanted = self._context, self._wanted
+        context = self._context
         if context.is_running:
             self.asking.sample(self._node.sampler.boards)
+        self._drop_old()
         self.try_asking()
+        wanted = self._wanted
         if wanted is None:
             return
         now_s = time.monotonic()
@@ -195,6 +210,16 @@ class FinalSave:
             self._node.post(lambda: self._find(found))
 
     # How -----------------------------------------------------------------------------------------------------------
+
+    def _drop_old(self) -> None:
+        """A request that held for a time, or for an attempt, which is over: nobody asks for its answer any more."""
+        wanted, attempt = self._wanted, self._context.engine.state.attempt
+        if wanted is None:
+            return
+        if wanted.is_over(attempt.number if attempt is not None else -1, self._node.clock.now()):
+            self._wanted = None
+            if self._context.fleet_agreement is not None and not self._at_call:
+                self._context.fleet_agreement.withdraw()
 
     def _know(self, wanted: _Wanted, known: _Wanted) -> None:
         if self._wanted is wanted and not self._at_call:

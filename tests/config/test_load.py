@@ -263,7 +263,7 @@ def test_a_hard_limit_below_the_floor_warns(cwd: Path) -> None:
     assert load(cwd, flags={"hang.hard_timeout_s": 0}).warnings == []
 
 
-@pytest.mark.parametrize(("key", "value"), [("divergence", "stop"), ("memory", "save")])
+@pytest.mark.parametrize(("key", "value"), [("divergence", "stop")])
 def test_a_guard_that_is_not_there_yet_is_refused(cwd: Path, key: str, value: str) -> None:
     """Who asks for it relies on it: only to watch would be no answer."""
     write(cwd / "guardrun.toml", f'[guards]\n{key} = "{value}"\n')

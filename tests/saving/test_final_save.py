@@ -29,3 +29,14 @@ def test_what_was_there_before_a_request_is_none() -> None:
     assert not wanted.is_met_by(before) and not wanted.is_met_by(None)
     assert wanted.is_met_by(saved(ASKED_S + 0.3))
     assert not wanted.is_met_by(saved(ASKED_S - 0.3, "/out/a")), "an older one is no answer"
+
+
+def test_a_request_ends_with_its_time_and_with_its_attempt() -> None:
+    wanted = _Wanted(1, ASKED_S, attempt=2, until_s=60.0)
+    assert [wanted.is_over(2, now_s) for now_s in (10.0, 59.9, 60.0)] == [False, False, True]
+    assert wanted.is_over(3, 10.0) and wanted.is_over(-1, 10.0)
+
+
+def test_one_before_the_job_ends_holds_until_nothing_is_alive() -> None:
+    wanted = _Wanted(1, ASKED_S)
+    assert not any(wanted.is_over(attempt, now_s) for attempt in (-1, 0, 3) for now_s in (0.0, 1e9))

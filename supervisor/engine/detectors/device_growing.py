@@ -28,7 +28,7 @@ class DeviceGrowing(Growing, kw_only=True):
         attempt = running_attempt(view) if reports else None
         if attempt is None or event.attempt != attempt.number:
             return ()
-        if self.begin(attempt):
+        if self.begin(attempt, view.settings):
             self.use, self.needs = {}, {}
         verdicts: list[Verdict] = []
         for report in reports:
@@ -41,6 +41,7 @@ class DeviceGrowing(Growing, kw_only=True):
             self.use[rank] = use
             self.needs.setdefault(rank, StepNeed()).add(use)
             verdicts += self._judge(rank, held, attempt, now_s, view.settings.memory_window_s)
+            verdicts += self.outlook(rank, view.settings, now_s)
         return verdicts
 
     def _judge(self, rank: int, held: Held, attempt: AttemptView, now_s: float, shortest_s: float) -> list[Verdict]:

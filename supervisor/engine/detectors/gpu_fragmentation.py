@@ -22,7 +22,6 @@ from guardrun.supervisor.engine.detectors.device_growing import DeviceGrowing
 from guardrun.supervisor.engine.detectors.growing import (
     CONFIDENCE,
     MAX_CULPRITS,
-    MOST_REPORTED,
     range_words,
     span_words,
 )
@@ -79,7 +78,7 @@ class GpuFragmentation(DeviceGrowing, kw_only=True):
         if growth is not None and MIB * held.lows[PART][place].closed[-1] >= GAPS * use.limit:
             return [self._growing(rank, growth, place, attempt, now_s)]
         # Unused is what there was when the device had none left: all but what tensors needed.
-        if rank in self.known or self.count >= MOST_REPORTED or use.limit - self._needed(rank) < UNUSED * use.limit:
+        if rank in self.known or self.are_enough or use.limit - self._needed(rank) < UNUSED * use.limit:
             return []
         again = find_trend(held.lows["retries"][place], RETRIES) if place in RETRY_PLACES else None
         if again is None:

@@ -20,7 +20,9 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.engine.model.events import Settings
 from guardrun.supervisor.engine.model.run_view import AttemptView
+from guardrun.supervisor.engine.model.verdicts import RunsOut
 from guardrun.supervisor.engine.observation.memory_growth import MIB, Growth, Held, find_growth
 from guardrun.supervisor.engine.observation.window_lows import LENGTHS
 
@@ -52,6 +54,10 @@ class Reported(msgspec.Struct, kw_only=True):
     part: str
     slack: int
     """MiB."""
+    judged: dict[int, int] = {}
+    """Ranks → the window of their last outlook."""
+    left: dict[int, tuple[float, float]] = {}
+    """Ranks that grow right now → when nothing is left: the soonest, and at the rate of late."""
 
 
 class Growing(msgspec.Struct, kw_only=True):
@@ -65,12 +71,16 @@ class Growing(msgspec.Struct, kw_only=True):
     """Ranks that an incident of this run has named."""
     count: int = 0
     """Incidents of this run."""
+    count_before: int = 0
+    """Those that MOST_REPORTED leaves out."""
 
-    def begin(self, attempt: AttemptView) -> bool:
+    def begin(self, attempt: AttemptView, settings: Settings) -> bool:
         """Forget what ranks of the attempt before have held; whether there was one."""
         if self.attempt == attempt.number:
             return False
         self.attempt, self.held, self.reported = attempt.number, {}, []
+        if settings.saves_before_oom:  # a leak that comes back is to be saved before again
+            self.known, self.count_before = set(), self.count
         return True
 
     def holder(self, rank: int, pool: str, step: int, attempt: AttemptView, now_s: float) -> Held | None:
@@ -85,7 +95,7 @@ class Growing(msgspec.Struct, kw_only=True):
 
     def find(self, rank: int, place: int, limit: int, shortest_s: float) -> Growth | None:
         """Growth of a rank's pool that is to be told, in windows of LENGTHS[place]; limit: bytes."""
-        if rank in self.known or self.count >= MOST_REPORTED or not limit:
+        if rank in self.known or self.are_enough or not limit:
             return None
         growth = find_growth(self.held, rank, place, shortest_s)
         if growth is None or growth.left_s[0] > HORIZON_S:
@@ -99,6 +109,33 @@ class Growing(msgspec.Struct, kw_only=True):
             return None
         part = growth.fastest_part(rank)
         return growth if self.held[rank].goes_on(part, place, growth.trends[rank][part].slope.usual) else None
+
+    @property
+    def are_enough(self) -> bool:
+        """No more incidents are opened."""
+        return self.count - self.count_before >= MOST_REPORTED
+
+    def outlook(self, rank: int, settings: Settings, now_s: float) -> list[RunsOut]:
+        """When nothing is left by what was reported of a rank, once in each window of those that showed it."""
+        if not settings.saves_before_oom:
+            return []
+        found: list[RunsOut] = []
+        for reported in self.reported:
+            held = self.held[rank]
+            if rank not in reported.ranks[:MAX_CULPRITS] or reported.part not in held.counts:
+                continue
+            window = held.lows[reported.part][reported.place].index
+            if reported.judged.get(rank) == window:
+                continue
+            reported.judged[rank] = window
+            growth = find_growth(self.held, rank, reported.place, settings.memory_window_s)
+            reported.left.pop(rank, None)
+            if growth is not None and not growth.ends_by_itself():
+                usual_s, soonest_s, _ = growth.left_s
+                reported.left[rank] = (now_s + soonest_s, now_s + usual_s)
+            first, second = min(reported.left.values(), default=(None, None))
+            found.append(RunsOut(key=reported.key, soonest_s=first, usual_s=second))
+        return found
 
     def alike(self, rates: Mapping[int, float]) -> list[int]:
         """Of ranks that grow, those that are to be named together; rates: MiB a window."""
@@ -149,6 +186,7 @@ class Growing(msgspec.Struct, kw_only=True):
             if not lows[place].has_stopped(reported.slack):
                 continue
             reported.ranks.remove(rank)
+            reported.left.pop(rank, None)
             if not reported.ranks:
                 self.reported.remove(reported)
                 found.append((reported.key, lows[place].closed[-1]))

@@ -41,7 +41,7 @@ class HostLeak(Growing, kw_only=True):
         attempt = running_attempt(view) if reports else None
         if attempt is None or event.attempt != attempt.number:
             return ()
-        if self.begin(attempt):
+        if self.begin(attempt, view.settings):
             self.use = {}
         shortest_s = view.settings.memory_window_s
         verdicts: list[Verdict] = []
@@ -58,6 +58,7 @@ class HostLeak(Growing, kw_only=True):
                 growth = self.find(rank, place, use.limit, shortest_s)
                 if growth is not None:
                     verdicts += self._detected(growth, place, attempt, now_s)
+            verdicts += self.outlook(rank, view.settings, now_s)
         return verdicts
 
     def _detected(self, growth: Growth, place: int, attempt: AttemptView, now_s: float) -> list[Verdict]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+BUYS_TIME = 'A restart right after a checkpoint buys time: [guards] memory = "save" makes one before memory runs out.'
 KEPT = (
     "Look for tensors that are kept from step to step: losses or outputs with their graphs (keep loss.item() or "
     "loss.detach()), lists for metrics or plots, caches by sequence length. torch.cuda.memory._record_memory_history() "
-    "and, some hundred steps later, _dump_snapshot() name the lines (pytorch.org/memory_viz). A restart right after a "
-    "checkpoint buys time."
+    "and, some hundred steps later, _dump_snapshot() name the lines (pytorch.org/memory_viz). "
+    f"{BUYS_TIME}"
 )
 VARIANTS = (
     "Tensors of ever other sizes leave gaps where no other fits: pad lengths to a few sizes, make what lives long "

@@ -127,6 +127,10 @@ class AskCheckpoint(_Action, frozen=True, kw_only=True, tag="ask_checkpoint"):
     """When it was first asked for: what is written later is an answer."""
     is_quiet: bool = False
     """Only look out: the ranks save for another reason."""
+    attempt: int = -1
+    """The only one in which it holds; -1: whichever runs, until SeekCheckpoint."""
+    until_s: float = 0.0
+    """Nor longer than that; 0: likewise."""
 
 
 class SeekCheckpoint(_Action, frozen=True, kw_only=True, tag="seek_checkpoint"):

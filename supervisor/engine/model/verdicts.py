@@ -156,6 +156,17 @@ class Poisoned(msgspec.Struct, frozen=True, kw_only=True):
     """Values are seen in each step."""
 
 
+class RunsOut(msgspec.Struct, frozen=True, kw_only=True):
+    """When the memory that an incident is about has nothing left, as seen now, in the engine's seconds."""
+
+    key: str
+    """Of the incident, as it was detected."""
+    soonest_s: float | None = None
+    """At the highest rate that it may have. None, with the other: it is not seen to go on right now."""
+    usual_s: float | None = None
+    """At the rate of late."""
+
+
 class StopWanted(msgspec.Struct, frozen=True, kw_only=True):
     """A rank has failed: the others are to be stopped at once. Why is told later."""
 
@@ -168,5 +179,15 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Verdict = (
-    Detected | Changed | Over | Remark | LookWanted | ExitsWanted | ExceptionsCaught | Poisoned | StopWanted | Ended
+    Detected
+    | Changed
+    | Over
+    | Remark
+    | LookWanted
+    | ExitsWanted
+    | ExceptionsCaught
+    | Poisoned
+    | RunsOut
+    | StopWanted
+    | Ended
 )

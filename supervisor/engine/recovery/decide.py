@@ -29,12 +29,13 @@ from guardrun.supervisor.engine.model.verdicts import (
     Over,
     Poisoned,
     Remark,
+    RunsOut,
     StopWanted,
     Verdict,
 )
 from guardrun.supervisor.engine.observation import far_behind
 from guardrun.supervisor.engine.observation.hang_finding import LookJudged
-from guardrun.supervisor.engine.recovery import batch_skips, rollback
+from guardrun.supervisor.engine.recovery.voluntary import batch_skips, rollback
 from guardrun.supervisor.engine.state.incidents import change, culprits_of, told_again, write
 from guardrun.supervisor.engine.state.state import State, attempt_of, enter
 from guardrun.supervisor.health.base.findings import Response
@@ -80,6 +81,8 @@ def decide(state: State, verdicts: Sequence[Verdict | LookJudged], now_s: float)
                 attempt_of(state).ranks[number].error = None
         elif isinstance(verdict, Poisoned):
             actions += _roll_back(state, verdict, now_s)
+        elif isinstance(verdict, RunsOut):
+            attempt_of(state).memory_save.note(verdict)  # recovery/memory_save.py acts once it is near
         elif isinstance(verdict, StopWanted):
             actions += stop(state, verdict.since_s, now_s)
         else:
@@ -201,6 +204,8 @@ def _change(state: State, verdict: Changed, now_s: float) -> list[Action]:
 
 def _close(state: State, verdict: Over, now_s: float) -> list[Action]:
     incident_id = state.detected[verdict.key]
+    if state.attempt is not None:
+        state.attempt.memory_save.forget(verdict.key)
     if incident_id in state.open_incidents:
         state.open_incidents.remove(incident_id)
     said = announce(f"incident {incident_id} is over: {verdict.text}", "good")
@@ -232,7 +237,7 @@ def _roll_back(state: State, verdict: Poisoned, now_s: float) -> list[Action]:
         change(state, incident_id, acted_s=now_s, evidence={**evidence, "rolled_back": True}),
         announce(text, "warn"),
     ]
-    return actions + stop_for(state, incident_id, onset_s=verdict.since_s, now_s=now_s)
+    return actions + cut_for(state, incident_id, onset_s=verdict.since_s, now_s=now_s)
 
 
 def _avoid(state: State, path: str) -> None:
@@ -275,6 +280,12 @@ def isolate(
 
 
 # The attempt -----------------------------------------------------------------------------------------------------
+
+
+def cut_for(state: State, incident_id: str, *, onset_s: float, now_s: float) -> list[Action]:
+    """End an attempt that would train on, for the next one to go on in its place."""
+    attempt_of(state).is_cut = True
+    return stop_for(state, incident_id, onset_s=onset_s, now_s=now_s)
 
 
 def stop_for(state: State, incident_id: str, *, onset_s: float, now_s: float) -> list[Action]:

@@ -23,6 +23,7 @@ def on_restart_asked(state: State, event: ev.RestartAsked, now_s: float) -> list
     actions: list[Action] = [announce(f"restart asked for by {event.who}", level="info")]
     suspicion = state.detectors.hang.suspicion
     if suspicion is None or suspicion.stall is None:
+        attempt_of(state).is_cut = True
         return actions + stop(state, now_s, now_s)
     return actions  # the detector of hangs has it looked at, and the attempt ended
 

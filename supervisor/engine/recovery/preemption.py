@@ -39,7 +39,7 @@ from guardrun.supervisor.engine.recovery.requeue import (
 )
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt, stop_words
 from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing
-from guardrun.supervisor.engine.state.state import SIGNAL, TIME_LIMIT, State, enter
+from guardrun.supervisor.engine.state.state import SIGNAL, TIME_LIMIT, State, enter, next_request
 
 # Node drains --------------------------------------------------------------------------------------------------------
 # Nodes that somebody has drained: what runs there goes on, and the next attempt takes others where it can.
@@ -310,7 +310,7 @@ def _begin(state: State, now_s: float) -> list[Action]:
 
 def _request(state: State) -> list[Action]:
     """Ask the ranks to save; those that were given the signal do so by themselves."""
-    state.notice.request += 1
+    state.notice.request = next_request(state)
     return _ask(state)
 
 

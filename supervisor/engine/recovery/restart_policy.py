@@ -73,7 +73,7 @@ def _book_stop(state: State, incident: Incident) -> bool:
     key = str(incident.evidence.get("key", ""))
     is_same_step = state.last_stop_step == attempt.step
     is_same = bool(key) and key == state.last_error_key and is_same_step
-    is_no_further = attempt.number > 0 and bool(state.attempts) and attempt.step <= state.best_step
+    is_no_further = state.gets_no_further
     # Where the next attempt is on another node, that this one got no further says nothing of the script.
     if attempt.has_hooks and not (is_no_further and is_of_node(state, incident)):
         state.no_progress = state.no_progress + 1 if is_no_further else 0
@@ -95,7 +95,7 @@ def _why_not(state: State, incident: Incident, is_same: bool) -> tuple[str, bool
         is_same = False  # the next attempt goes without it
     if not state.settings.act:
         return "[policy] act = false", False
-    if state.fleet is None and (isolated := state.nodes.isolated.get(state.node)):
+    if isolated := state.isolated_by:
         return f"{state.node} is quarantined (incident {isolated}: {state.incidents[isolated].cause})", False
     if state.settings.is_torchrun_agent:
         return "torchrun's agent has ended", False
@@ -108,13 +108,12 @@ def _why_not(state: State, incident: Incident, is_same: bool) -> tuple[str, bool
                 why = why or "it ended itself so at the same step twice"
         if why and not eviction.node_to_swap(state, incident):
             return eviction.why_given_up(state, incident, why), False
-    if state.no_progress >= state.settings.max_no_progress > 0:
+    used_up = state.used_up(state.no_progress)
+    if used_up == "max_no_progress":
         is_poison = state.same_step >= state.settings.max_no_progress and state.best_step > 0
         where = f" than step {state.best_step}" if state.best_step else ""
         return f"{state.no_progress} restarts in a row got no further{where}", is_poison
-    if state.restarts >= state.settings.max_restarts:
-        return _used_up(state.settings.max_restarts), False
-    return "", False
+    return (_used_up(state.settings.max_restarts) if used_up else ""), False
 
 
 def _has_ended_at_once(state: State) -> bool:

@@ -19,7 +19,7 @@ from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.recovery.decide import announce, stop
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt
 from guardrun.supervisor.engine.state.incidents import change
-from guardrun.supervisor.engine.state.state import RESUMED, Attempt, State, attempt_of
+from guardrun.supervisor.engine.state.state import IGNORES, OPENS, RESUMED, Attempt, State, attempt_of
 
 SETTLE_S = 3.0
 """What opened a file is told at once, but perhaps by another node."""
@@ -32,9 +32,6 @@ API_STEPS = 128
 """Bit of hooks.board.Milestone."""
 
 MAX_BASES = 50
-
-OPENS = "opens"
-IGNORES = "ignores"
 
 
 def is_known(state: State) -> bool:

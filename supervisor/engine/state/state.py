@@ -22,10 +22,13 @@ from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.progress_gaps import Gaps
 from guardrun.supervisor.engine.observation.step_times import BRIEF, StepRate, StepTimes
 from guardrun.supervisor.engine.state.job_nodes import Fleet
+from guardrun.supervisor.engine.state.memory_save import MemorySave, SaveTimes
 
 SIGNAL, TIME_LIMIT = "signal", "time_limit"
 RESUMED = 32
 """Bit of RankState.milestones: the script has asked guardrun what to resume from."""
+OPENS, IGNORES = "opens", "ignores"
+"""What has been learned of a script (engine/recovery/resumption.py)."""
 
 
 class Notice(msgspec.Struct, kw_only=True):
@@ -133,6 +136,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     """How that was seen, in words."""
     is_refused: bool = False
     """It is ended for it."""
+    is_cut: bool = False
+    """It trained, and was ended for the next one to go on: who ends well then has not come to its script's end."""
     ranks: dict[int, RankState] = {}
     alive: int = 0
     stopped: dict[int, float] = {}
@@ -166,6 +171,7 @@ class Attempt(msgspec.Struct, kw_only=True):
     outcome: str = "running"
     incident_id: str = ""
     steprate: StepRate = msgspec.field(default_factory=StepRate)
+    memory_save: MemorySave = msgspec.field(default_factory=MemorySave)
 
 
 class State(msgspec.Struct, kw_only=True):
@@ -225,6 +231,11 @@ class State(msgspec.Struct, kw_only=True):
     """What is to be left out since."""
     left_out: list[dict[str, Any]] = []
     """As Summary has it."""
+    requests: int = 0
+    """Number of the last request to the ranks to save."""
+    save_times: SaveTimes = msgspec.field(default_factory=SaveTimes)
+    memory_restarts: int = 0
+    """Attempts that were ended before memory ran out."""
     nodes: Nodes = msgspec.field(default_factory=Nodes)
     step_times: StepTimes = msgspec.field(default_factory=StepTimes)
     brief_times: StepTimes = msgspec.field(default_factory=lambda: StepTimes(brief=BRIEF))
@@ -306,6 +317,26 @@ class State(msgspec.Struct, kw_only=True):
         return next((key for key, told in self.detected.items() if told == self.verdict_incident), "")
 
     @property
+    def gets_no_further(self) -> bool:
+        """The attempt has come no further than those before it."""
+        attempt = self.attempt
+        return attempt is not None and attempt.number > 0 and bool(self.attempts) and attempt.step <= self.best_step
+
+    @property
+    def isolated_by(self) -> str:
+        """The incident for which the job's only node is under quarantine; empty: it is not, or there are others."""
+        return self.nodes.isolated.get(self.node, "") if self.fleet is None else ""
+
+    def used_up(self, no_progress: int) -> str:
+        """Which budget has no restart left: `max_no_progress`, `max_restarts`; empty: none.
+
+        no_progress: attempts in a row that got no further.
+        """
+        if no_progress >= self.settings.max_no_progress > 0:
+            return "max_no_progress"
+        return "max_restarts" if self.restarts >= self.settings.max_restarts else ""
+
+    @property
     def hosts(self) -> Mapping[str, str]:
         """Nodes by what others may call them: their names, first labels of these, addresses."""
         members = self.fleet.members.values() if self.fleet is not None else ()
@@ -325,6 +356,12 @@ class State(msgspec.Struct, kw_only=True):
 def enter(state: State, phase: Phase) -> None:
     """Change the phase; nothing else does. The engine raises where the table has no such way (model/transitions.py)."""
     state.phase = phase
+
+
+def next_request(state: State) -> int:
+    """A number for another request to the ranks to save: no answer to one is taken for one to another."""
+    state.requests = max(state.requests, state.notice.request) + 1
+    return state.requests
 
 
 def attempt_of(state: State) -> Attempt:

@@ -12,7 +12,7 @@ from guardrun.hooks.guards import agreement
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.verdicts import Poisoned
-from guardrun.supervisor.engine.recovery.batch_skips import MAX_BATCHES, MAX_INDICES, MAX_RANKS, plan
+from guardrun.supervisor.engine.recovery.voluntary.batch_skips import MAX_BATCHES, MAX_INDICES, MAX_RANKS, plan
 from guardrun.supervisor.wire.control_messages import MAX_CONTROL_BYTES, Start
 from tests.engine.conftest import Told
 from tests.engine.detectors.numeric.curves import Curve, instead, plain, poisoned

@@ -106,6 +106,16 @@ def test_while_a_person_holds_the_run_it_goes_on(told: Told) -> None:
     assert "guardctl hold" in why(told)
 
 
+def test_a_job_that_is_about_to_end_does_so(told: Told) -> None:
+    told.running(ranks=2, **ROLLS_BACK)
+    curve, heard = poisoned(plain(1), 1, BAD_AT), Heard(told)
+    heard.go(curve, 800).saves(GOOD)
+    told.tell(ev.PreemptionNoticed(signum=10))
+    assert not heard.go(curve, 100).is_stopped
+    [incident] = [one for one in told.incidents.values() if one.cause == "nan_loss"]
+    assert "about to end" in incident.evidence["not_rolled_back"]
+
+
 def test_the_same_step_twice_is_the_data_or_the_code(told: Told) -> None:
     goes_wrong(told)
     begin_next(told)
@@ -166,6 +176,14 @@ def test_a_rank_that_has_fallen_meanwhile_comes_first(told: Told) -> None:
     told.exits(1, 1)
     heard.go(curve, 60)
     assert not any("rolled_back" in incident.evidence for incident in told.incidents.values())
+
+
+def test_ranks_that_end_well_when_they_are_told_to_have_not_come_to_the_end(told: Told) -> None:
+    goes_wrong(told)
+    for rank in (0, 1):
+        told.tell(ev.RankEnded(attempt=0, global_rank=rank))
+        told.exits(rank, 0, told.now_s + 0.5)
+    assert "ChooseCheckpoint" in kinds(told.stopped(told.now_s + 1.0)) and told.state.outcome == "running"
 
 
 # A loss that leaps up --------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from guardrun.hooks.wire.board import Field
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import OwnBatches, SkipOrder
 from guardrun.supervisor.engine.model.verdicts import Poisoned
-from guardrun.supervisor.engine.recovery.batch_skips import plan
+from guardrun.supervisor.engine.recovery.voluntary.batch_skips import plan
 
 SAMPLES = 40
 FILE = "skips-0.json"

@@ -26,6 +26,7 @@ ATTEMPT = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 RANK = os.environ.get("RANK", "0")
 KEPT: list[int] = []
 """Descriptors that nobody closes."""
+KEPT_MEMORY: list[bytearray] = []
 
 
 class Planted(NamedTuple):
@@ -198,11 +199,24 @@ def hold_memory(mib: Callable[[int], int], room_mib: int = 600) -> None:
             pieces.extend(bytearray(b"x") * (1 << 20) for _ in range(len(pieces), mib(turn)))
             time.sleep(1 / 20)
 
+    limit_memory(room_mib)
+    threading.Thread(target=hold, daemon=True).start()
+
+
+def limit_memory(room_mib: int) -> None:
+    """So much more than it has now may this process have."""
     status = Path("/proc/self/status").read_text()
     data_kib = next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmData"))
     limit = (data_kib << 10) + (room_mib << 20)
     resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-    threading.Thread(target=hold, daemon=True).start()
+
+
+def keep_more(mib: int) -> None:
+    """So many MiB more than the last time; where there are none left, the end, as the kernel makes it."""
+    try:
+        KEPT_MEMORY.append(bytearray(b"x") * (mib << 20))
+    except MemoryError:
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def stop_briefly(seconds: float) -> None:

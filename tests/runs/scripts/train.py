@@ -24,7 +24,9 @@ from faults import (
     due,
     due_now,
     fetch_vocabulary_update,
+    keep_more,
     let_go,
+    limit_memory,
     note,
     parse_plan,
     suffer,
@@ -43,6 +45,8 @@ parser.add_argument("--read", default="", help="the file of the fault `read`")
 parser.add_argument("--when", default="", help="FILE:FAULT, see faults.py")
 parser.add_argument("--clock-back", type=int, default=0, help="files saved after this step are dated an hour earlier")
 parser.add_argument("--times", default="", help="write the time of each step of rank 0 to this file")
+parser.add_argument("--hold", type=int, default=0, help="MiB that rank 1 keeps of each step; it may have 600 of them")
+parser.add_argument("--asked", action="store_true", help="rank 0 saves where should_checkpoint() says so")
 parser.add_argument("--health", action="store_true", help="a thread that asks the other ranks whether they live")
 arguments = parser.parse_args()
 plan = parse_plan(arguments.plan)
@@ -53,6 +57,8 @@ if "init" in due(plan, 0):
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from tuned_model import TunedModel  # noqa: E402
+
+from guardrun.hooks import should_checkpoint  # noqa: E402
 
 
 def evaluate() -> None:
@@ -212,6 +218,8 @@ def main() -> None:
             Samples(start), batch_size=None, num_workers=1, timeout=900, worker_init_fn=lambda _: note(os.getpid())
         )
         batches = iter(loader)
+    if arguments.hold:
+        limit_memory(600)
     times = open(arguments.times, "a") if arguments.times and RANK == "0" else None  # noqa: SIM115
     for step in range(start + 1, arguments.steps + 1):
         time.sleep(arguments.step_s)
@@ -228,7 +236,9 @@ def main() -> None:
         if times:
             times.write(f"{ATTEMPT} {step} {time.monotonic():.4f}\n")
             times.flush()
-        if step % arguments.save_every == 0:
+        if arguments.hold and RANK == "1":
+            keep_more(arguments.hold)
+        if step % arguments.save_every == 0 or (arguments.asked and should_checkpoint()):
             if RANK == "0":
                 save(model, optimizer, step)
             dist.barrier()

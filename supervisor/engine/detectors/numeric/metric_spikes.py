@@ -6,7 +6,7 @@ those of most ranks that report are as far above it as an odd value is, it has n
 that it is an incident; one that heals sooner is worth a remark, if more than single steps of it were seen.
 
 Where the loss is as high for twice as long, and has not begun to come down, training is spoilt: harder data, which
-looks alike at first, is learned. Then a checkpoint from before would help (engine/recovery/rollback.py).
+looks alike at first, is learned. Then a checkpoint from before would help (engine/recovery/voluntary/rollback.py).
 
 A norm that rises alone is none: layers that are unfrozen, another reduction of the loss. It explodes where the loss
 gets worse with it, or where it is ALONE times what it was.

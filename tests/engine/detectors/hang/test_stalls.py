@@ -242,6 +242,16 @@ def test_a_restart_that_is_asked_for(told: Told) -> None:
     assert [attempt["outcome"] for attempt in told.state.attempts] == ["restarted"]
 
 
+def test_of_ranks_that_end_well_when_they_are_told_to(told: Told) -> None:
+    """By a handler of SIGTERM, say: training has not come to its end."""
+    told.running(**NORMAL)
+    told.tell(ev.RestartAsked(who="ada"), 5.0)
+    for rank in (0, 1):
+        told.tell(ev.RankEnded(attempt=0, global_rank=rank), 5.2)
+        told.exits(rank, 0, 5.5)
+    assert kinds(told.stopped(6.0)) == ["ChooseCheckpoint"]
+
+
 def test_of_a_stall_it_leaves_the_evidence_behind(told: Told) -> None:
     told.running(**NORMAL)
     pass_time(told, act.WAITING, act.HANG, until_s=40.0)

@@ -9,32 +9,18 @@ would not help.
 from __future__ import annotations
 
 from guardrun.supervisor.engine.model.actions import Spoiled
-from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.model.verdicts import Poisoned
-from guardrun.supervisor.engine.state.state import RESUMED, State, attempt_of
+from guardrun.supervisor.engine.recovery.voluntary import refusals
+from guardrun.supervisor.engine.state.state import State, attempt_of
 
 SAME_STEPS = 1
 
 
 def why_not(state: State, verdict: Poisoned) -> str:
     """Why the attempt goes on as it is; empty: it is to be ended."""
-    settings, attempt = state.settings, attempt_of(state)
-    resumed = attempt.resumed_from
-    if not settings.act:
-        return "[policy] act = false"
-    if settings.is_torchrun_agent:
-        return "torchrun's own agent would have to begin anew"
-    if state.is_held:
-        return "the run is held (guardctl hold)"
-    if state.phase is not Phase.RUNNING or state.signum or state.notice.cause or attempt.fell_s:
-        return "the attempt is about to end"
-    if any(rank.exitcode is not None for rank in attempt.ranks.values()):
-        return "a rank has ended already"
-    if not settings.resumes and not any(rank.milestones & RESUMED for rank in attempt.ranks.values()):
-        return (
-            "which checkpoint the script resumes from is its own choice; [checkpoint] resume_args or resume_env would "
-            "let guardrun say"
-        )
+    settings, resumed = state.settings, attempt_of(state).resumed_from
+    if why := refusals.why_not(state):
+        return why
     if resumed is not None and verdict.step <= resumed.step + SAME_STEPS:
         return f"{resumed.path}, from which it resumed, has it already"
     if resumed is None and not verdict.sound:
@@ -43,19 +29,6 @@ def why_not(state: State, verdict: Poisoned) -> str:
         return f"there were {len(state.rollbacks)} already (max_rollbacks)"
     if any(abs(step - verdict.step) <= verdict.within for step in state.rollbacks):
         return f"step {verdict.step} went wrong before a rollback, too: it is the data, or the code"
-    return _why_no_restart(state)
-
-
-def _why_no_restart(state: State) -> str:
-    """What would end the run in place of restarting it (restart_policy.py)."""
-    settings, attempt = state.settings, attempt_of(state)
-    if state.restarts >= settings.max_restarts:
-        return "all restarts are used up (max_restarts)"
-    is_no_further = attempt.number > 0 and attempt.step <= state.best_step
-    if is_no_further and state.no_progress + 1 >= settings.max_no_progress > 0:
-        return "this attempt has got no further than the ones before (max_no_progress)"
-    if state.fleet is None and state.node in state.nodes.isolated:
-        return f"{state.node} is quarantined"
     return ""
 
 
