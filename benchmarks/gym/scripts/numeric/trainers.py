@@ -70,9 +70,11 @@ def with_transformers() -> None:
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Raises(TrainerCallback):
-        def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if WHAT == "learning_rate" and state.global_step + 1 == AT:
-                raise_rate(optimizer)
+                raise_rate(kwargs["optimizer"])
+                scheduler = getattr(kwargs["lr_scheduler"], "scheduler", kwargs["lr_scheduler"])  # accelerate's wrapper
+                scheduler.base_lrs = [RAISED * rate for rate in scheduler.base_lrs]
 
     arguments = TrainingArguments(
         output_dir="out",

@@ -20,6 +20,7 @@ NAMES = {SPIKE: "loss", EXPLOSION: "gradient norm"}
 TOGETHER = 25
 """Steps from one odd one to the next; where values are seen every few steps, four of these."""
 MAX_SHOWN = 8
+FAR = 4.0
 STAYS = 0.75
 """Share of the way up that is left."""
 CLEAR_SIGMAS = 2 * SIGMAS
@@ -84,7 +85,11 @@ class Level(msgspec.Struct, kw_only=True):
         )
 
     def note(self, value: float | None, loss: float | None, now_s: float, *, is_known: bool) -> None:
-        """Take the median of a report in. is_known: an incident says that it is high: it ends half-way back."""
+        """Take the median of a report in. is_known: an incident says that it is high: it ends half-way back.
+
+        Before that, too, where half-way is FAR times the usual: a limit for single steps may lie far above what was
+        usual where that had been falling, and is no limit for medians.
+        """
         self.seen_s = now_s
         if loss is not None:
             self.loss = loss
@@ -92,8 +97,13 @@ class Level(msgspec.Struct, kw_only=True):
             return
         self.peak = value if self.now is None else max(self.peak, value)
         self.now = value
-        back = math.sqrt(self.usual * self.limit) if self.usual > 0 else (self.usual + self.limit) / 2
-        self.highs = self.highs + 1 if value >= (back if is_known and self.highs else self.limit) else 0
+        back, goes_on = (self.usual + self.limit) / 2, self.limit
+        if self.usual > 0:
+            back = math.sqrt(self.usual * self.limit)
+            goes_on = min(self.limit, max(back, FAR * self.usual))
+        if is_known:
+            goes_on = back
+        self.highs = self.highs + 1 if value >= (goes_on if self.highs else self.limit) else 0
 
     def goes_on(self, start: ev.OddStep, metrics: ev.TrainingMetrics) -> bool:
         """Whether what is odd in its newest report is this one still: one that has not lasted was another spike."""

@@ -73,6 +73,16 @@ def test_gradients_that_explode_and_the_loss_follows(told: Told, seed: int, per_
     assert incident.evidence["loss"]["now"] > 2 * incident.evidence["loss"]["usual"]
 
 
+def test_a_loss_that_had_been_falling_until_it_leapt(told: Told) -> None:
+    """The limit for a single step is six times the usual loss there; what stays a little below has not come back."""
+    told.running(ranks=2)
+    falling = without_norm(plain(3, start=14, floor=0.4, tau=100, noise=0.2))
+    curve = scaled(falling, pieces((361, 110), (363, 45), (450, 17)))
+    training = Training(told, 2, per_second=60).go(curve, 3000)
+    assert (only(told).cause, only(told).step) == ("loss_spike", 361)
+    assert training.remarks == []
+
+
 def test_gradients_out_of_all_proportion(told: Told) -> None:
     told.running(ranks=2)
     Training(told, 2).go(scaled(plain(4), lambda rank, step: 1.0, leap(600, 300)), 1300)
