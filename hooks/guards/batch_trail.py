@@ -173,7 +173,9 @@ class Trail:
         """The fields of messages.BatchesNamed."""
         rank = self._rank
         base = rank.step_now() - rank.words[_STEP]
-        found: dict[str, Any] = {"step": step + base, "loader": "", "why": NO_LOADER, "ahead": 0, "batches": []}
+        origin = rank.origin.describe(step) if rank.origin is not None else ""
+        found: dict[str, Any] = {"step": step + base, "origin": origin}
+        found |= {"loader": "", "why": NO_LOADER, "ahead": 0, "batches": []}
         near: dict[str, list[Noted]] = {}
         for key, kept in self._kept.items():
             batches = [one for one in kept.batches if step - STEPS_BEFORE <= one.step <= step + STEPS_AFTER]

@@ -38,6 +38,13 @@ class BatchSkipper(Protocol):
         """The next batch's indices that are not to be left out. Raises what the sampler does."""
 
 
+class NonfiniteOrigin(Protocol):
+    """Knows where numbers of the last steps stopped to be finite. Never raises."""
+
+    def describe(self, step: int) -> str:
+        """The first output or gradient of a module that was not, in words; empty unknown. Waits for the device."""
+
+
 class CollectionPolicy(Protocol):
     """When garbage is collected, in place of the collector's own rule."""
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         DeviceTimer,
         MemoryObserver,
         MetricsObserver,
+        NonfiniteOrigin,
         OptimizerGuard,
         ReplicaChecker,
         SampleObserver,
@@ -124,6 +125,8 @@ class Rank:
     """Likewise."""
     skips: BatchSkipper | None = None
     """None unless batches are to be left out, and until torch's data loaders are imported."""
+    origin: NonfiniteOrigin | None = None
+    """None unless the user wants it, until torch is imported, and once it has failed."""
     orders: list[Order] | None = None
     """What is to be left out; None: not read yet."""
     spent: StepObserver | None = None
@@ -299,7 +302,7 @@ class Rank:
             self.device_timer.stop()
         self.words = private_words()
         self.calls = self.metrics = self.checksums = self.guard = self.memory = None
-        self.samples = self.trail = self.skips = None
+        self.samples = self.trail = self.skips = self.origin = None
         self.held = ()  # nobody could tell it that it may save
         self.outbox = Outbox(is_open=False)
         self.import_lock = allocate_lock()

@@ -41,6 +41,7 @@ HOOKS = {
     "torch.distributed.fsdp._runtime_utils": "guardrun.hooks.patches.device_timing:install_fsdp1",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group": "guardrun.hooks.patches.device_timing:install_fsdp2",
     "torch.distributed.fsdp._fully_shard._fsdp_state": "guardrun.hooks.patches.device_timing:install_fsdp2",
+    "torch.nn.modules.module": "guardrun.hooks.guards.nonfinite_origin",
     "torch.nn.parallel.distributed": "guardrun.hooks.patches.steps:install_ddp",
     "torch._dynamo.trace_rules": "guardrun.hooks.patches.torch_import:install_trace_rules",
     "safetensors.torch": "guardrun.hooks.saves.torch_files:install_safetensors",

@@ -138,6 +138,8 @@ class BatchesNamed(_Message, frozen=True, kw_only=True, tag="batches"):
     """Why they cannot be left out by their indices; empty: they can."""
     ahead: int
     """Batches that are taken before they are trained on: 0, of loaders that fetch ahead 1; else it is unknown."""
+    origin: str = ""
+    """Which module's output or gradient was the first that is not finite, in words; empty unknown."""
     batches: list[tuple[int, int, int, int, list[int]]]
     """Each: the step under way when it was taken, the number of the pass over the sampler, its epoch (-1 unknown), the
     position in the pass from 1, the indices."""

@@ -173,6 +173,7 @@ def hook_environment(
         "check_every": run.file.config.get("guards", {}).get("check_every", 0),
         "device_timing": bool(run.file.config.get("slowdown", {}).get("device_timing")),
         "numeric": str(run.file.config.get("guards", {}).get("numeric", "watch")),
+        "detect": str(run.file.config.get("guards", {}).get("detect", "metrics")),
         "skip_sigmas": run.file.config.get("guards", {}).get("skip_sigmas", 0),
         "memory_window_s": run.file.config.get("leaks", {}).get("memory_window_s"),
         "notices": spared_signals(run.file.config.get("preemption", {}), environ),

@@ -171,6 +171,7 @@ class RankMessageIngest:
                     why=message.why,
                     ahead=message.ahead,
                     batches=named,
+                    origin=message.origin,
                 )
             ]
         elif isinstance(message, msg.BatchesLeftOut):

@@ -61,6 +61,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
         "slowdown": {"window_s": 20.0, "device_timing": False},
         "guards": {
             "numeric": "watch",
+            "detect": "metrics",
             "skip_sigmas": 0.0,
             "max_rollbacks": 3,
             "divergence": "watch",

@@ -42,6 +42,7 @@ class Bed:
         self.numeric = "watch"
         """[guards] numeric."""
         self.skip_sigmas = 0.0
+        self.detect = "metrics"
         self.held: list[str] = []
         """Checkpoints that are not to be written over before one has been opened."""
         self.heard: list[messages.RankMessage] = []
@@ -81,6 +82,7 @@ class Bed:
             "device_timing": self.times_devices,
             "numeric": self.numeric,
             "skip_sigmas": self.skip_sigmas,
+            "detect": self.detect,
             **({"held": self.held} if self.held else {}),
         }
 

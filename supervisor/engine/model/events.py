@@ -652,6 +652,8 @@ class BatchesNamed(_Event, frozen=True, kw_only=True, tag="batches_named"):
     ahead: int
     """1: batches are taken one before they are trained on; 0: they are not; else that is unknown."""
     batches: list[NamedBatch]
+    origin: str = ""
+    """Which module's output or gradient was the first that is not finite, in words; empty unknown."""
 
 
 class BatchesLeftOut(_Event, frozen=True, kw_only=True, tag="batches_left_out"):

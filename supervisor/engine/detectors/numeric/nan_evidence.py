@@ -276,6 +276,8 @@ def evidence(
         found["indices"] = {rank: batches for rank, batches in indices.items() if batches}
         if any(named[rank].ahead == 1 for rank in shown if rank in named):
             found["is_fetched_ahead"] = True
+    if origins := {str(rank): named[rank].origin for rank in shown if rank in named and named[rank].origin}:
+        found["origins"] = origins
     if onset.unheard:
         found["unheard"] = rank_list(onset.unheard)
     if onset.resumed:

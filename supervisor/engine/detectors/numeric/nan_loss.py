@@ -174,16 +174,17 @@ class NanLoss(msgspec.Struct, kw_only=True):
             going, self.ranks, [rank for rank in unheard if rank in self.ranks], resumed, len(attempt.ranks)
         )
         confidence = CONFIDENCE if onset.culprits else CONFIDENCE_OF_NOBODY
+        evidence = nan_evidence.evidence(onset, self.saved, view.incidents, attempt.number, self.named)
         return Detected(
             key=episode.key,
             kind="numeric",
             cause=CAUSE,
             confidence=CONFIDENCE_UNHEARD if unheard else confidence,
-            summary=nan_sentences.sentence(onset, attempt),
+            summary=nan_sentences.sentence(onset, attempt, evidence.get("origins", {})),
             culprits=onset.culprits[:MAX_CULPRITS],
             onset_s=episode.began_s,
             step=onset.step,
-            evidence=nan_evidence.evidence(onset, self.saved, view.incidents, attempt.number, self.named),
+            evidence=evidence,
             level="bad",
         )
 

@@ -11,8 +11,8 @@ from guardrun.supervisor.engine.observation.frames import all_ranks_text, ranks_
 from guardrun.supervisor.engine.observation.metric_window import LOSS_BAD, LOSS_NAN, NORM_NAN
 
 
-def sentence(onset: Onset, attempt: AttemptView) -> str:
-    """The summary of the incident."""
+def sentence(onset: Onset, attempt: AttemptView, origins: Mapping[str, str]) -> str:
+    """The summary of the incident. origins: of ranks, as the evidence has them."""
     run, concerned = onset.run, onset.concerned
     what = f"the {onset.value} is {_state(run.flags)} since step {onset.step}"
     batch = f" (batch {run.batch})" if run.batch else ""
@@ -24,6 +24,9 @@ def sentence(onset: Onset, attempt: AttemptView) -> str:
     if onset.is_first_step:
         text += f", the first after {onset.resumed} was resumed" if onset.resumed else ", the first of this attempt"
     text += _spread(onset)
+    if origins:
+        rank, origin = next(iter(origins.items()))
+        text += f"; {f'on rank {rank} ' if len(concerned) > 1 else ''}{origin} was the first that was not"
     if onset.is_unclear:
         text += f"; values are seen only every {onset.apart} steps, so who began it is not known"
     if onset.is_left_out:

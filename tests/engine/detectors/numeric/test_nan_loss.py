@@ -46,6 +46,36 @@ def test_flags_are_those_of_the_page() -> None:
     assert metric_window.NONFINITE == NONFINITE
 
 
+@pytest.mark.parametrize(
+    ("curve", "said"),
+    [
+        (poisoned(plain(1), 1, 812), "; the output of body.1 (Ratio) was the first that was not"),
+        (from_step(plain(1), 812, Values(NAN, NAN)), "; on rank 0 the output of body.1 (Ratio) was the first that"),
+    ],
+    ids=["one rank", "all ranks"],
+)
+def test_the_module_where_it_began(told: Told, curve: Curve, said: str) -> None:
+    told.running(ranks=2)
+    training = Training(told, 2).go(curve, 810)
+    for rank in range(2):
+        told.tell(
+            ev.BatchesNamed(
+                attempt=0,
+                global_rank=rank,
+                step=812,
+                loader="",
+                why="",
+                ahead=0,
+                batches=[],
+                origin="the output of body.1 (Ratio)",
+            )
+        )
+    training.go(curve, 100)
+    incident = only(told)
+    assert said in incident.summary
+    assert incident.evidence["origins"]["1"] == "the output of body.1 (Ratio)"
+
+
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("per_second", [0.5, 3.0, 200.0])
 def test_the_rank_where_it_began(told: Told, seed: int, per_second: float) -> None:

@@ -1,0 +1,122 @@
+"""Which module's output, or gradient, was the first that is not finite (`[guards] detect = "deep"`).
+
+After each call of a module under gradients a flag is computed of its output, whether all of it is finite, and likewise
+of that output's gradient as it comes by: on the device, in order, without waiting for it. They are read when the step
+turns out not to be finite, and let go of otherwise. Inner modules come before those that they are part of, so the first
+one is the innermost.
+
+Nothing is known of what runs as one piece: compiled modules, captured graphs. Never raises; what fails is turned off.
+"""
+
+from __future__ import annotations
+
+import sys
+from _thread import get_ident
+from collections import deque
+from typing import Any
+
+from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.wire.board import Field
+
+KEPT_STEPS = 16
+"""Values of a device are read some steps later."""
+MAX_CALLS = 4096
+"""Of a step; more are not looked at."""
+OUTPUT, GRADIENT = "output", "gradient of the output"
+_STEP, _CAPTURES = int(Field.STEP), int(Field.CAPTURES)
+
+
+class Origin:
+    """One rank's. The flags of gradients come from the threads of the backward pass."""
+
+    def __init__(self, rank: Rank, torch: Any) -> None:
+        self._rank = rank
+        self._torch = torch
+        self._steps: deque[tuple[int, list[tuple[Any, str, Any]]]] = deque(maxlen=KEPT_STEPS)
+        """Step under way → calls in order: the module, OUTPUT or GRADIENT, its flag."""
+
+    def on_call(self, module: Any, args: Any, output: Any) -> None:
+        """A module has been called (torch's global forward hook). Changes nothing of its output."""
+        torch = self._torch
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._rank.origin is None:
+            return
+        try:
+            if get_ident() != self._rank.owner_ident or self._rank.words[_CAPTURES]:
+                return
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                return
+            calls = self._calls()
+            if len(calls) >= MAX_CALLS:
+                return
+            tensors = _tensors(output, torch)
+            calls.append((module, OUTPUT, self._flag(tensors)))
+            for tensor in tensors:
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda gradient: self._on_gradient(calls, module, gradient))
+        except Exception as error:
+            self._fail(error)
+
+    def _calls(self) -> list[tuple[Any, str, Any]]:
+        step = self._rank.words[_STEP] + 1
+        if not self._steps or self._steps[-1][0] != step:
+            self._steps.append((step, []))
+        return self._steps[-1][1]
+
+    def _on_gradient(self, calls: list[tuple[Any, str, Any]], module: Any, gradient: Any) -> None:
+        try:
+            if len(calls) < 2 * MAX_CALLS:
+                calls.append((module, GRADIENT, self._flag(_tensors(gradient, self._torch))))
+        except Exception as error:
+            self._fail(error)
+
+    def _flag(self, tensors: list[Any]) -> Any:
+        """Whether all numbers are finite, as a tensor with one element; None where there are none."""
+        torch = self._torch
+        with torch.no_grad():
+            flags = [torch.isfinite(getattr(each, "_local_tensor", each).detach()).all() for each in tensors]
+            return None if not flags else flags[0] if len(flags) == 1 else torch.stack(flags).all()
+
+    def describe(self, step: int) -> str:
+        """The first that was not finite in a step, as Field.STEP counts; empty: none is known. Waits for the device."""
+        try:
+            calls = next((calls for known, calls in self._steps if known == step), [])
+            for module, what, flag in calls:
+                if flag is not None and not bool(flag.item()):
+                    return f"the {what} of {_name(module, calls)}"
+        except Exception as error:
+            self._fail(error)
+        return ""
+
+    def _fail(self, error: Exception) -> None:
+        self._rank.origin = None
+        self._steps.clear()
+        self._rank.fail("origins", error)
+
+
+def _tensors(value: Any, torch: Any) -> list[Any]:
+    """The floating-point tensors of an output: itself, or those in a tuple, a list or a dict."""
+    if isinstance(value, torch.Tensor):
+        return [value] if value.is_floating_point() and not value.is_meta and value.numel() else []
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [each for each in value if isinstance(each, torch.Tensor) and _tensors(each, torch)]
+    return []
+
+
+def _name(module: Any, calls: list[tuple[Any, str, Any]]) -> str:
+    """`encoder.2.norm (LayerNorm)`: its place in the outermost module of the step that has it."""
+    kind = type(module).__name__
+    for outer in reversed([call[0] for call in calls if call[1] == OUTPUT]):
+        if outer is not module:
+            for name, inner in outer.named_modules():
+                if inner is module:
+                    return f"{name} ({kind})"
+    return kind
+
+
+def install(module: Any, rank: Rank) -> None:
+    """Hear of every module's calls, where the user wants it; torch.nn.modules.module."""
+    if rank.settings.get("detect") == "deep":
+        rank.origin = Origin(rank, sys.modules["torch"])
+        module.register_module_forward_hook(rank.origin.on_call)

@@ -1,0 +1,37 @@
+"""Where numbers stop to be finite is named by module; training computes the same bits."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from guardrun.hooks.wire.messages import BatchesNamed, HookFailed
+from tests.hooks.bed import Bed, finish
+
+SCRIPT = str(Path(__file__).parents[1] / "ranks" / "nonfinite.py")
+STEPS, BAD = 6, 3
+
+
+def test_the_first_module_is_named_and_nothing_is_another_for_it(bed: Bed, tmp_path: Path) -> None:
+    bed.detect = "deep"
+    bed.make_board()
+    done = finish(bed.start([SCRIPT, str(tmp_path / "ours")]))
+    assert done.returncode == 0, done
+    assert bed.hear_all(HookFailed) == []
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GUARDRUN")}
+    subprocess.run([sys.executable, SCRIPT, str(tmp_path / "theirs")], env=environment, check=True)
+    assert (tmp_path / "ours").read_bytes() == (tmp_path / "theirs").read_bytes() != b""
+    assert [(named.step, named.origin) for named in bed.hear_all(BatchesNamed)] == [
+        (STEPS + BAD, "the output of body.1 (Ratio)"),
+        (2 * STEPS + BAD, "the gradient of the output of body.2 (Linear)"),
+        (3 * STEPS + BAD, "the output of body.0 (Linear)"),
+    ]
+
+
+def test_nobody_asked_for_it(bed: Bed, tmp_path: Path) -> None:
+    bed.make_board()
+    done = finish(bed.start([SCRIPT, str(tmp_path / "ours")]))
+    assert done.returncode == 0, done
+    assert [named.origin for named in bed.hear_all(BatchesNamed)] == ["", "", ""]
