@@ -141,7 +141,7 @@ class SlowdownTable(_Table, frozen=True, kw_only=True):
 
 
 class GuardsTable(_Table, frozen=True, kw_only=True):
-    """[guards]: what is done about training that is alive and wrong. UNDONE has what can't be had yet."""
+    """[guards]: what is done about training that is alive and wrong."""
 
     numeric: Literal["watch", "skip", "rollback"] = "watch"
     """skip: a step whose gradients are not finite is left out on all ranks (hooks/guards/step_guard.py)."""
@@ -153,17 +153,12 @@ class GuardsTable(_Table, frozen=True, kw_only=True):
     """Of a run. rollback: where the loss is NaN, back to a checkpoint from before
     (engine/recovery/voluntary/rollback.py)."""
     divergence: Literal["watch", "stop"] = "watch"
+    """stop: replicas that are not equal end the run."""
     memory: Literal["watch", "save"] = "watch"
     """save: before memory runs out the ranks are asked to save, and begun anew from that
     (engine/recovery/memory_save.py)."""
     check_every: Count = _ENGINE.check_every
     """Steps between two checks that replicas are equal (hooks/checksums); 0: none."""
-
-
-UNDONE: dict[tuple[str, str], tuple[str, ...]] = {
-    ("guards", "divergence"): ("stop",),
-}
-"""Table and key → values that are refused for now: somebody relies on what they promise."""
 
 
 class LeaksTable(_Table, frozen=True, kw_only=True):
@@ -318,6 +313,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             window_s=self.slowdown.window_s,
             rolls_back=self.guards.numeric == "rollback",
             max_rollbacks=self.guards.max_rollbacks,
+            stops_diverged=self.guards.divergence == "stop",
             saves_before_oom=self.guards.memory == "save",
             **msgspec.structs.asdict(self.leaks),
             is_torchrun_agent=self.launcher.agent == "torchrun",

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
-from guardrun.supervisor.config.tables import TABLES, UNDONE
+from guardrun.supervisor.config.tables import TABLES
 from guardrun.supervisor.health.base.findings import KEYS as RESPONSE_KEYS
 from guardrun.supervisor.health.base.findings import Response, is_key
 
@@ -106,9 +106,6 @@ def check_value(table: str, key: str, value: Any) -> tuple[Any, str]:
     except (msgspec.ValidationError, OverflowError):
         base, _ = _split(key_type)
         return value, wrong + nearest(value, _choices(base))
-    if converted in (undone := UNDONE.get((table, key), ())):
-        possible = " or ".join(f'"{choice}"' for choice in _choices(_split(key_type)[0]) if choice not in undone)
-        return converted, f'"{converted}" is not possible yet; this version of guardrun has {possible} alone'
     if (table, key) == ("preemption", "signals") and (problem := _check_signals(converted)):
         return converted, problem
     return converted, _check_placeholders(key, converted) or _check_responses(key, converted) or _check_nul(converted)

@@ -42,6 +42,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rolls_back: bool = False
     """Training that is NaN goes back to a checkpoint from before; else it is only told."""
     max_rollbacks: int = 3
+    stops_diverged: bool = False
+    """Replicas that differ end the run; else that is only told."""
     saves_before_oom: bool = False
     """Before memory runs out the ranks are asked to save, and begun anew from that; else it is only told."""
     look_gap_s: float = 3.0

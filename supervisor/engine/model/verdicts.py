@@ -167,6 +167,13 @@ class RunsOut(msgspec.Struct, frozen=True, kw_only=True):
     """At the rate of late."""
 
 
+class Diverged(msgspec.Struct, frozen=True, kw_only=True):
+    """Replicas are not equal any more: whoever doesn't want that trained on has the run stopped."""
+
+    key: str
+    """Of the incident, as it was detected."""
+
+
 class StopWanted(msgspec.Struct, frozen=True, kw_only=True):
     """A rank has failed: the others are to be stopped at once. Why is told later."""
 
@@ -187,6 +194,7 @@ Verdict = (
     | ExitsWanted
     | ExceptionsCaught
     | Poisoned
+    | Diverged
     | RunsOut
     | StopWanted
     | Ended

@@ -23,6 +23,7 @@ from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.model.verdicts import (
     Changed,
     Detected,
+    Diverged,
     ExceptionsCaught,
     ExitsWanted,
     LookWanted,
@@ -35,7 +36,7 @@ from guardrun.supervisor.engine.model.verdicts import (
 )
 from guardrun.supervisor.engine.observation import far_behind
 from guardrun.supervisor.engine.observation.hang_finding import LookJudged
-from guardrun.supervisor.engine.recovery.voluntary import batch_skips, rollback
+from guardrun.supervisor.engine.recovery.voluntary import batch_skips, refusals, rollback
 from guardrun.supervisor.engine.state.incidents import change, culprits_of, told_again, write
 from guardrun.supervisor.engine.state.state import State, attempt_of, enter
 from guardrun.supervisor.health.base.findings import Response
@@ -81,6 +82,8 @@ def decide(state: State, verdicts: Sequence[Verdict | LookJudged], now_s: float)
                 attempt_of(state).ranks[number].error = None
         elif isinstance(verdict, Poisoned):
             actions += _roll_back(state, verdict, now_s)
+        elif isinstance(verdict, Diverged):
+            actions += _stop_diverged(state, verdict, now_s)
         elif isinstance(verdict, RunsOut):
             attempt_of(state).memory_save.note(verdict)  # recovery/memory_save.py acts once it is near
         elif isinstance(verdict, StopWanted):
@@ -238,6 +241,25 @@ def _roll_back(state: State, verdict: Poisoned, now_s: float) -> list[Action]:
         announce(text, "warn"),
     ]
     return actions + cut_for(state, incident_id, onset_s=verdict.since_s, now_s=now_s)
+
+
+def _stop_diverged(state: State, verdict: Diverged, now_s: float) -> list[Action]:
+    """End the run where the user wants that; restart_policy.py gives up."""
+    settings = state.settings
+    if not settings.stops_diverged:
+        return []
+    incident_id = state.detected[verdict.key]
+    why = refusals.why_not_now(state)
+    if not settings.act:
+        why = "[policy] act = false"
+    elif settings.is_torchrun_agent:
+        why = "torchrun's own agent would begin anew"
+    if why:
+        evidence = {**state.incidents[incident_id].evidence, "not_stopped": why}
+        said = announce(f"incident {incident_id}: the run is not stopped: {why}", "warn")
+        return [change(state, incident_id, evidence=evidence), said]
+    told = change(state, incident_id, acted_s=now_s)
+    return [told, *stop_for(state, incident_id, onset_s=now_s, now_s=now_s)]
 
 
 def _avoid(state: State, path: str) -> None:

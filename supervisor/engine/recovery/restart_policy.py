@@ -99,6 +99,8 @@ def _why_not(state: State, incident: Incident, is_same: bool) -> tuple[str, bool
         return f"{state.node} is quarantined (incident {isolated}: {state.incidents[isolated].cause})", False
     if state.settings.is_torchrun_agent:
         return "torchrun's agent has ended", False
+    if incident.cause == "replica_divergence":
+        return '[guards] divergence = "stop"', False
     if incident.kind == "crash":
         why = why_repeated(incident.cause, str(incident.evidence.get("error", "")), is_same)
         if is_same and incident.cause == "exit_code":

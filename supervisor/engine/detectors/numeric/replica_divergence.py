@@ -25,7 +25,7 @@ from guardrun.supervisor.engine.detectors.numeric.divergence_evidence import (
 )
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView, RunView
-from guardrun.supervisor.engine.model.verdicts import Detected, Over, Remark, Verdict
+from guardrun.supervisor.engine.model.verdicts import Detected, Diverged, Over, Remark, Verdict
 
 PARAMETERS, MOMENTS, NAMES = 0, 1, 2
 """As the checksums page has them."""
@@ -202,7 +202,8 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
                 step=finding.step,
                 evidence={**divergence_evidence.evidence(finding), "check_every": view.settings.check_every},
                 level="bad",
-            )
+            ),
+            Diverged(key=known.key),
         ]
 
     def _end(self, known: Set, ballot: Ballot) -> Sequence[Verdict]:

@@ -10,8 +10,9 @@ import pytest
 from guardrun.supervisor.collect.ranks.checksums import fold_sums
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.tensor_groups import GROUPS, group_of, tensors_in
-from tests.engine.conftest import Told
+from tests.engine.conftest import Told, kinds
 from tests.engine.detectors.numeric.training import culprits, only
 
 CHECKS = ((50, False), (60, True), (500, False), (510, True), (1000, False), (1010, True))
@@ -22,10 +23,13 @@ Change = Callable[[dict[int, list[int]], dict[int, int], int], None]
 class Replicas:
     """Ranks that hold the same tensors; what they check follows from the count, and from what a test changes."""
 
-    def __init__(self, told: Told, ranks: int = 4, tensors: int = 8, of: str = "a1", steps: int = 0) -> None:
-        told.running(ranks=ranks)
+    def __init__(
+        self, told: Told, ranks: int = 4, tensors: int = 8, of: str = "a1", steps: int = 0, **settings: object
+    ) -> None:
+        told.running(ranks=ranks, **settings)
         self.told, self.ranks, self.tensors, self.of, self.base = told, ranks, tensors, of, steps
         self.said: list[str] = []
+        self.actions: list[ac.Action] = []
         self.names = ["a DistributedDataParallel model", *(f"layer{place}.weight" for place in range(tensors))]
 
     def check(self, count: int, is_echo: bool, change: Change, *, silent: tuple[int, ...] = (), kind: int = 0) -> None:
@@ -42,6 +46,7 @@ class Replicas:
             report = ev.RankReport(global_rank=rank, progress=count, step=count, replicas=[*names, check])
             event = ev.NodeReport(node="node-a", attempt=self.told.attempt, ranks=[report])
             actions = self.told.tell(event, self.told.now_s + 0.1)
+            self.actions += actions
             self.said += [action.text for action in actions if isinstance(action, ac.Say)]
 
     def _check(self, kind: int, count: int, is_echo: bool, writes: int, sums: list[int]) -> ev.ReplicaCheck:
@@ -110,6 +115,38 @@ def test_a_majority_names_the_rank_the_tensor_and_the_steps_between(told: Told, 
         f"Rank 2 on node-a holds other values in layer3.weight than the {ranks - 1} replicas that agree: they were "
         "equal at step 60, and are not since step 500."
     )
+
+
+def test_the_run_ends_where_the_user_wants_it(told: Told) -> None:
+    replicas = Replicas(told, 4, stops_diverged=True).go(flipped(2), until=510)
+    assert kinds(replicas.actions)[-1] == "StopAttempt"
+    [ended] = [action for action in told.stopped(told.now_s + 1.0) if isinstance(action, ac.FinishRun)]
+    incident = only(told)
+    assert (incident.action, told.state.outcome, ended.exit_code) == ("give_up", "gave_up", 1)
+    assert told.state.give_up_reason == '[guards] divergence = "stop"' and told.state.restarts == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_held", "why"),
+    [
+        ({"act": False}, False, "[policy] act = false"),
+        ({"is_torchrun_agent": True}, False, "torchrun's own agent would begin anew"),
+        ({}, True, "the run is held (guardctl hold)"),
+    ],
+)
+def test_or_it_is_said_why_it_does_not(told: Told, settings: dict[str, object], is_held: bool, why: str) -> None:
+    replicas = Replicas(told, 4, stops_diverged=True, **settings)  # type: ignore[arg-type]
+    if is_held:
+        told.tell(ev.HoldSet(is_held=True, who="me"))
+    replicas.go(flipped(2), until=510)
+    assert "StopAttempt" not in kinds(replicas.actions) and told.phase is Phase.RUNNING
+    assert only(told).evidence["not_stopped"] == why and sum("is not stopped" in text for text in replicas.said) == 1
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_equal_replicas_and_watched_ones_are_not_ended(told: Told, stops: bool) -> None:
+    replicas = Replicas(told, 4, stops_diverged=stops).go((lambda *_: None) if stops else flipped(2))
+    assert "StopAttempt" not in kinds(replicas.actions) and told.phase is Phase.RUNNING
 
 
 def test_of_two_replicas_nobody_is_named(told: Told) -> None:
