@@ -148,6 +148,8 @@ class Trail:
         why = stream.why
         if _size_of(indices) > MAX_BATCH:
             why, indices = TOO_LARGE, None
+        elif not _may_be_kept(indices):
+            why, indices = why or NOT_PLAIN, None
         kept.add(Noted(step, why, stream.number, stream.epoch, stream.position, indices))
 
     def _begin_pass(self, stream: Stream, source: Any, epoch: int | None) -> None:
@@ -234,6 +236,14 @@ def name_indices(indices: object) -> list[int] | None:
         return None
     items: list[int] = list(indices)  # type: ignore[call-overload]
     return items if items and all(type(item) is int for item in items) else None
+
+
+def _may_be_kept(indices: object) -> bool:
+    """Numbers: what else a sampler hands out may be the samples themselves, and is let go of."""
+    if type(indices) in (list, tuple):
+        items: list[object] = indices  # type: ignore[assignment]
+        return bool(items) and type(items[0]) is int and type(items[-1]) is int
+    return type(indices) is int
 
 
 def _size_of(indices: object) -> int:

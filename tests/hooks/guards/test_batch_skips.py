@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,23 @@ class Attempts:
         dataloaders.install(self._module, rank)
         self._monkeypatch.setattr(ranks, "active", rank)
         return rank
+
+
+class Blob:
+    """A sample that a sampler hands out itself."""
+
+
+class BlobSampler:
+    """Remembers its batches weakly."""
+
+    def __init__(self) -> None:
+        self.made: list[weakref.ref[Blob]] = []
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        for _ in range(20):
+            blob = Blob()
+            self.made.append(weakref.ref(blob))
+            yield [blob]
 
 
 @pytest.fixture
@@ -550,3 +568,18 @@ def test_a_file_that_is_gone_leaves_nothing_out(attempts: Attempts) -> None:
     (attempts.folder / FILE).unlink()
     assert guardrun.hooks.skip_batches() == []
     assert (rank.outbox.get(0) or ("",))[0] == "HookFailed"
+
+
+def test_samples_that_a_sampler_hands_out_itself_are_let_go_of(attempts: Attempts) -> None:
+    """They may be gigabytes."""
+    from torch.utils.data import DataLoader
+
+    class Given:
+        def __getitem__(self, blob: Blob) -> int:
+            return 1
+
+    sampler, rank = BlobSampler(), attempts.begin()
+    for _ in DataLoader(Given(), batch_sampler=sampler):  # type: ignore[arg-type]
+        rank.words[Field.STEP] += 1
+    assert len(sampler.made) == 20 and sum(one() is not None for one in sampler.made) <= 3
+    assert named(rank, 20).why == batch_trail.NOT_PLAIN
