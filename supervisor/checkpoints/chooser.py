@@ -49,7 +49,7 @@ MAX_SIBLINGS = 32
 UNREADABLE = "the script could not load it"
 SPOILED_MARGIN_S = 5.0
 """A bad step is heard of a moment after it; and a file server may have a clock of its own."""
-SPOILED = "it was written while the loss was no number"
+SPOILED = "it was written when training had gone wrong"
 _MAX_REMEMBERED = 20_000
 CHOICE_S = 4.0
 """For a checkpoint whose verdict a restart waits for; then it goes on to the next older one."""

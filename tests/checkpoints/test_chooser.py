@@ -63,7 +63,7 @@ def test_what_was_written_while_the_loss_was_no_number_is_not_taken(tmp_path: Pa
     assert passed(end_s + 100, end_s + 200, unsound=[str(tmp_path / names[3])]) == ["ckpt_80.pt"]
     assert passed(began_s, written_s[0] - 1) == [], "by whoever came after it"
     choice = chooser.choose(spoiled=[Spoiled(since_s=written_s[3], until_s=end_s)])
-    assert choice.skipped[0].reason == "it was written while the loss was no number"
+    assert choice.skipped[0].reason == "it was written when training had gone wrong"
 
 
 # Seen by the hooks, no dir ------------------------------------------------------------------------------------------

@@ -100,7 +100,7 @@ def _why_not(state: State, incident: Incident, is_same: bool) -> tuple[str, bool
     if state.settings.is_torchrun_agent:
         return "torchrun's agent has ended", False
     if incident.cause == "replica_divergence":
-        return '[guards] divergence = "stop"', False
+        return 'replicas are no longer equal ([guards] divergence = "stop")', False
     if incident.kind == "crash":
         why = why_repeated(incident.cause, str(incident.evidence.get("error", "")), is_same)
         if is_same and incident.cause == "exit_code":

@@ -123,7 +123,8 @@ def test_the_run_ends_where_the_user_wants_it(told: Told) -> None:
     [ended] = [action for action in told.stopped(told.now_s + 1.0) if isinstance(action, ac.FinishRun)]
     incident = only(told)
     assert (incident.action, told.state.outcome, ended.exit_code) == ("give_up", "gave_up", 1)
-    assert told.state.give_up_reason == '[guards] divergence = "stop"' and told.state.restarts == 0
+    assert told.state.give_up_reason == 'replicas are no longer equal ([guards] divergence = "stop")'
+    assert told.state.restarts == 0
 
 
 @pytest.mark.parametrize(
