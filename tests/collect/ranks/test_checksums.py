@@ -32,13 +32,6 @@ from guardrun.supervisor.collect.ranks.checksums import (
 
 
 @pytest.fixture
-def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rank:
-    """One in this process, whose page is in the test's folder."""
-    monkeypatch.setenv("RANK", "0")
-    return Rank({"sockets": str(tmp_path)}, 0)
-
-
-@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / checksums_name(0, 0)
 

@@ -18,13 +18,6 @@ from guardrun.supervisor.collect.ranks.metrics import MetricsReader
 
 
 @pytest.fixture
-def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rank:
-    """One in this process, whose page is in the test's folder."""
-    monkeypatch.setenv("RANK", "0")
-    return Rank({"sockets": str(tmp_path)}, 0)
-
-
-@pytest.fixture
 def writer(rank: Rank) -> Iterator[Metrics]:
     writer = Metrics(rank)
     yield writer

@@ -22,13 +22,6 @@ GROUP = 255
 
 
 @pytest.fixture
-def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Rank:
-    """One in this process, whose pages are in the test's folder."""
-    monkeypatch.setenv("RANK", "0")
-    return Rank({"sockets": str(tmp_path)}, 0)
-
-
-@pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / samples_name(0, 0)
 
