@@ -51,6 +51,7 @@ def test_a_hang_is_explained_and_nothing_is_touched(edge: EdgeRuns) -> None:
 
 
 def test_hold_keeps_hands_off_a_live_run_and_unhold_lets_it_be_mended(edge: EdgeRuns) -> None:
+    """Long: a hang by the defaults, seen and not acted on for a while, and then the rest of the training."""
     run = edge.start("plain.py", "--when", "now:stop", "--steps", "800", "--step-s", "0.02", config=RESUME)
     run.wait_for_output("starts at step 0")
     wait_until(lambda: run.run_dir, 10, "the run directory")
