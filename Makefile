@@ -189,10 +189,12 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp
 	@touch $@
 
 # Interpreters that a run of the tests starts say what starting cost: a .pth file has them do so. Tests are compiled
-# here, once: each of the workers would do so at the same time, and all of them. What does not compile is told by the run.
+# here, once: each of the workers would do so at the same time, and all of them; so is the emulated device (docs/emu.md).
+# What does not compile is told by the run.
 $(VENV)/.stamp-test: $(VENV)/.stamp-dev tests/support/startup_log.py
 	@$(BIN)/python -m tests.support.startup_log
 	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
+	@! command -v g++ >/dev/null || $(BIN)/python -m tests.emu.build >/dev/null 2>&1 || true
 	@touch $@
 
 # ft_launcher, apart from what guardrun is tested with, but over the same torch: a .pth file leads there.

@@ -9,6 +9,7 @@ import importlib.util
 import os
 import shutil
 import sys
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,6 +40,13 @@ def _needs_program(name: str, package: str) -> Callable[[], str]:
         return "" if find_program(name) else f"no program {name} (package {package})"
 
     return missing
+
+
+def _needs_cpp() -> str:
+    """To compile what Python loads."""
+    if not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")):
+        return "no Python.h (package python3-dev, where this Python is the distribution's)"
+    return _needs_program("g++", "g++")()
 
 
 def _needs_module(name: str) -> Callable[[], str]:
@@ -98,7 +106,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "py-spy": _needs_program("py-spy", "py-spy"),
     "gdb": _needs_program("gdb", "gdb"),
     "cc": _needs_program("cc", "gcc libc6-dev"),
-    "g++": _needs_program("g++", "g++"),
+    "g++": _needs_cpp,
     "git": _needs_program("git", "git"),
     "chromium": _needs_chromium,
     "root": _needs_root,
