@@ -35,6 +35,8 @@ def strings(node: ast.AST) -> list[str]:
 
 def parts_in(source: str) -> Iterator[str]:
     """Parts of a file's `real` marks. Raises ValueError where it cannot be read from the source which these are."""
+    if "mark.real" not in source:
+        return
     tree = ast.parse(source)
     looped = [node for node in ast.walk(tree) if isinstance(node, ast.ListComp) and is_real(node.elt)]
     for loop in looped:

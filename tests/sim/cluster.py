@@ -92,6 +92,7 @@ class Cluster:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = itertools.count()
         self._at_once = 0
+        self._due: tuple[Engine, float | None] | None = None
         self.feed(self._opened())
         for node in range((ranks + ranks_a_node - 1) // ranks_a_node):
             phase_s = SAMPLE_S * node / max(1, ranks // ranks_a_node)
@@ -113,25 +114,30 @@ class Cluster:
 
     def run(self, until_s: float) -> Cluster:
         """Let virtual time pass until then, or until the run is over."""
-        while not self.is_over and self._next_s() <= until_s:
-            self._turn()
+        while not self.is_over and (at_s := self._next_s()) <= until_s:
+            self._turn(at_s)
         if not self.is_over:
             self.now_s = max(self.now_s, until_s)
         check_costly(self.engine)
         return self
 
     def _next_s(self) -> float:
-        due_s = self.engine.next_deadline_s() if self.is_up else None
+        due_s = self._due_s()
         first_s = self._heap[0][0] if self._heap else float("inf")
         return first_s if due_s is None else min(first_s, max(due_s, self.now_s))
 
-    def _turn(self) -> None:
-        at_s = self._next_s()
+    def _due_s(self) -> float | None:
+        """When the engine next has something to do: only what it is told changes that."""
+        if self._due is None or self._due[0] is not self.engine:
+            self._due = (self.engine, self.engine.next_deadline_s())
+        return self._due[1] if self.is_up else None
+
+    def _turn(self, at_s: float) -> None:
         self._at_once = self._at_once + 1 if at_s <= self.now_s else 0
         if self._at_once > MAX_EVENTS_AT_ONCE:
             raise Wrong(f"time stands still at {self.now_s:.3f} s: {self.engine.state.story}")
         self.now_s = at_s
-        due_s = self.engine.next_deadline_s() if self.is_up else None
+        due_s = self._due_s()
         if due_s is not None and due_s <= at_s:
             self.feed(ev.Ticked())
         elif self._heap and self._heap[0][0] <= at_s:
@@ -145,6 +151,7 @@ class Cluster:
 
     def feed(self, event: ev.Event) -> None:
         """Tell the engine, note it, carry out what it says."""
+        self._due = None
         actions = self.engine.handle(event, self.now_s)
         if self.is_journalled:
             self.journal.append(Entry(self.engine.last_s, event, msgspec.json.encode(actions)))
