@@ -9,6 +9,7 @@ the time that the launcher has imported torch and knows what to run. Nothing (en
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -57,6 +58,7 @@ def _supervise() -> int:
     from guardrun.supervisor.base.log import set_up_log
     from guardrun.supervisor.daemon.daemon import Daemon  # noqa: F401
 
+    gc.freeze()  # All of that stays: no collection needs to look at it.
     line = sys.stdin.buffer.readline().rstrip(b"\n")
     if not line:
         return 0
