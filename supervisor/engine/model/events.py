@@ -306,6 +306,16 @@ class OddStep(msgspec.Struct, frozen=True, array_like=True):
     """How many batches the rank's training thread had been given in this attempt, this one included; 0: none seen."""
 
 
+class SpikeCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Of the attempt so far: values of a rank that were compared with those before (observation/spike_score.py)."""
+
+    losses: int = 0
+    loss_spikes: int = 0
+    """Of these, those that were far away."""
+    norms: int = 0
+    norm_spikes: int = 0
+
+
 class TrainingMetrics(msgspec.Struct, frozen=True, array_like=True):
     """What a rank's training computes (hooks/patches/metrics.py), over the steps since this was last reported."""
 
@@ -330,6 +340,8 @@ class TrainingMetrics(msgspec.Struct, frozen=True, array_like=True):
     """At most MAX_ODD of these steps, the first ones."""
     left_out: int = 0
     """Steps of this attempt so far that guardrun left out ([guards] numeric = "skip")."""
+    spikes: SpikeCounts | None = None
+    """None: too few values came before."""
 
 
 MAX_ODD = 8

@@ -235,3 +235,26 @@ def test_a_norm_alone_with_losses_as_they_were(told: Told) -> None:
     )
     training = Training(told, 2).go(level, 1400)
     assert told.incidents == {} and training.remarks == []
+
+
+# The run's spike score -----------------------------------------------------------------------------------------------
+
+
+def test_the_runs_spike_score_is_of_all_ranks_and_attempts(told: Told) -> None:
+    told.running(ranks=2)
+    steady = without_norm(plain(3, tau=1.0))
+    training = Training(told, 2, per_second=20).go(steady, 900)
+    assert told.engine.summary(told.now_s).spike_score == {}, "a thousand values have to come first"
+    training.go(scaled(steady, leap(1501, 3)), 1300)
+    score = told.engine.summary(told.now_s).spike_score
+    assert 2 * 1000 < score["losses"] <= 2 * 1200 and set(score) == {"loss", "losses"}
+    spikes = score["loss"] * score["losses"]
+    assert 2 <= round(spikes, 2) <= 2 * 30, "after the first ones they lie within the window, which they have widened"
+    assert only(told).evidence["spike_score"]["loss"] > 0
+    told.crashed(error=ERROR)
+    told.restarted()
+    assert told.engine.summary(told.now_s).spike_score == score
+    Training(told, 2, per_second=20).go(steady, 1500)
+    again = told.engine.summary(told.now_s).spike_score
+    assert score["losses"] + 2 * 300 < again["losses"] <= score["losses"] + 2 * 500
+    assert again["loss"] * again["losses"] == pytest.approx(spikes, abs=0.01)
