@@ -145,6 +145,26 @@ class BatchesNamed(_Message, frozen=True, kw_only=True, tag="batches"):
     position in the pass from 1, the indices."""
 
 
+class ModulesDied(_Message, frozen=True, kw_only=True, tag="died"):
+    """What modules give out, or its gradients, has been all zeros for long, and was not before. Once an attempt."""
+
+    step: int
+    """As `Board.step` counts, the resumed base included; …"""
+    since: int
+    """… and the first one at which it was seen so."""
+    what: str
+    """`output` or `gradient`."""
+    modules: list[str]
+    """The first ones, in the order in which they are called: `encoder.2.act (ReLU)`."""
+    count: int
+    """How many there are in all."""
+    looks: int
+    """At how many steps in a row, one in `every`."""
+    every: int
+    alive: int
+    """At how many before that it was well."""
+
+
 class BatchesLeftOut(_Message, frozen=True, kw_only=True, tag="left_out"):
     """Batches were left out, as the launcher's file said: training never saw them."""
 
@@ -185,6 +205,7 @@ RankMessage = (
     | UncaughtException
     | GcHeld
     | BatchesNamed
+    | ModulesDied
     | BatchesLeftOut
     | Ended
     | HookFailed

@@ -23,6 +23,8 @@ from guardrun.supervisor.wire.control_messages import RankRow, Shares
 
 STEP_SAMPLES = 10
 
+MAX_MODULES = 16
+"""Of a message's names."""
 MAX_FAILED_SAVES = 8
 MAX_NOTES = 64
 MAX_EARLY = 256
@@ -172,6 +174,21 @@ class RankMessageIngest:
                     ahead=message.ahead,
                     batches=named,
                     origin=message.origin,
+                )
+            ]
+        elif isinstance(message, msg.ModulesDied):
+            return [
+                ev.ModulesDied(
+                    attempt=attempt,
+                    global_rank=rank,
+                    step=message.step,
+                    since=message.since,
+                    what=message.what,
+                    modules=message.modules[:MAX_MODULES],
+                    count=message.count,
+                    looks=message.looks,
+                    every=message.every,
+                    alive=message.alive,
                 )
             ]
         elif isinstance(message, msg.BatchesLeftOut):

@@ -670,6 +670,27 @@ class BatchesNamed(_Event, frozen=True, kw_only=True, tag="batches_named"):
     """Which module's output or gradient was the first that is not finite, in words; empty unknown."""
 
 
+class ModulesDied(_Event, frozen=True, kw_only=True, tag="modules_died"):
+    """What modules of a rank give out, or its gradients, has been all zeros for long, and was not before."""
+
+    attempt: int
+    global_rank: int
+    step: int
+    since: int
+    """The first step at which it was seen so."""
+    what: str
+    """`output` or `gradient`."""
+    modules: list[str]
+    """The first ones, in the order in which they are called."""
+    count: int
+    """How many there are in all."""
+    looks: int
+    """At how many steps in a row, one in `every`."""
+    every: int
+    alive: int
+    """At how many before that it was well."""
+
+
 class BatchesLeftOut(_Event, frozen=True, kw_only=True, tag="batches_left_out"):
     """A rank has left batches out, as it was told."""
 
@@ -937,6 +958,7 @@ Event = (
     | LookTaken
     | GcHeld
     | BatchesNamed
+    | ModulesDied
     | BatchesLeftOut
     | NodeFindingsReported
     | NodeJoined

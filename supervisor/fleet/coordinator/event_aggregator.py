@@ -44,6 +44,7 @@ _OF_RANKS = (
     ev.NodeReport,
     ev.GcHeld,
     ev.BatchesNamed,
+    ev.ModulesDied,
     ev.BatchesLeftOut,
     ev.CheckpointSaved,
     ev.CheckpointLoaded,

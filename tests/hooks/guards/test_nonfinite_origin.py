@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from guardrun.hooks.wire.messages import BatchesNamed, HookFailed
+from guardrun.hooks.guards.module_lives import DEAD
+from guardrun.hooks.wire.messages import BatchesNamed, HookFailed, ModulesDied
 from tests.hooks.bed import Bed, finish
 
 SCRIPT = str(Path(__file__).parents[1] / "ranks" / "nonfinite.py")
 STEPS, BAD = 6, 3
+DIES_AT = 100
+"""A step; looks are at every tenth."""
 
 
 def test_the_first_module_is_named_and_nothing_is_another_for_it(bed: Bed, tmp_path: Path) -> None:
@@ -28,6 +31,9 @@ def test_the_first_module_is_named_and_nothing_is_another_for_it(bed: Bed, tmp_p
         (2 * STEPS + BAD, "the gradient of the output of body.2 (Linear)"),
         (3 * STEPS + BAD, "the output of body.0 (Linear)"),
     ]
+    (died,) = bed.hear_all(ModulesDied)
+    assert (died.what, died.modules, died.count, died.looks) == ("output", ["1 (ReLU)"], 1, DEAD)
+    assert (died.since, died.step) == (DIES_AT, DIES_AT + 10 * (DEAD - 1))
 
 
 def test_nobody_asked_for_it(bed: Bed, tmp_path: Path) -> None:
@@ -35,3 +41,4 @@ def test_nobody_asked_for_it(bed: Bed, tmp_path: Path) -> None:
     done = finish(bed.start([SCRIPT, str(tmp_path / "ours")]))
     assert done.returncode == 0, done
     assert [named.origin for named in bed.hear_all(BatchesNamed)] == ["", "", ""]
+    assert bed.hear_all(ModulesDied) == []
