@@ -1,4 +1,4 @@
-"""What a module is called: its place in the outermost module of a step that has it."""
+"""What modules, and groups of them, are called: by their place in the outermost module of a step that has them."""
 
 from __future__ import annotations
 
@@ -18,3 +18,25 @@ def name_module(module: Any, called: Sequence[Any]) -> str:
                 if inner is module:
                     return f"{name} ({kind})"
     return kind
+
+
+def find_roots(called: Sequence[Any]) -> set[int]:
+    """The id() of each module that is no part of another one. called: in order, outer ones after their parts."""
+    roots, parts = set[int](), set[int]()
+    for module in reversed(called):
+        if id(module) not in parts:
+            roots.add(id(module))
+            parts.update(map(id, module.modules()))
+    return roots
+
+
+MAX_DEPTH = 4
+
+
+def group_of(parameter: str) -> str:
+    """`model.layers.3` of `model.layers.3.attn.q.weight`, `embed` of `embed.weight`; `scale` of a model's own."""
+    parts = parameter.split(".")[:-1] or [parameter]
+    for place, part in enumerate(parts):
+        if part.isdecimal():
+            return ".".join(parts[: place + 1])
+    return ".".join(parts[:MAX_DEPTH])

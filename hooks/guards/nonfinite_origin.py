@@ -15,6 +15,7 @@ from _thread import get_ident
 from collections import deque
 from typing import Any
 
+from guardrun.hooks.guards.gradient_groups import GradientGroups
 from guardrun.hooks.guards.module_names import name_module
 from guardrun.hooks.guards.zero_counts import Call, ZeroCounts
 from guardrun.hooks.rank.rank import Rank
@@ -38,6 +39,8 @@ class Origin:
         """Step under way → calls in order: the module, OUTPUT or GRADIENT, its flag."""
         self._zeros: ZeroCounts | None = ZeroCounts(rank, torch)
         """None: it has failed, or has said what there was to say."""
+        self._groups: GradientGroups | None = GradientGroups(rank, torch)
+        """None: it has failed."""
 
     def on_call(self, module: Any, args: Any, output: Any) -> None:
         """A module has been called (torch's global forward hook). Changes nothing of its output."""
@@ -92,6 +95,17 @@ class Origin:
             zeros.add_gradient(call, gradient)
         except Exception as error:
             self._fail_zeros(error)
+
+    def on_gradients(self) -> None:
+        """All gradients of a step are there: before they are clipped, or the optimizer steps."""
+        groups = self._groups
+        if groups is None:
+            return
+        try:
+            groups.on_gradients(lambda: [call[0] for call in self._calls() if call[1] == OUTPUT])
+        except Exception as error:
+            self._groups = None
+            self._rank.fail("gradients", error)
 
     def _fail_zeros(self, error: Exception) -> None:
         self._zeros = None

@@ -13,7 +13,7 @@ from typing import Any
 
 from guardrun.hooks.guards.device_vectors import Vector
 from guardrun.hooks.guards.module_lives import MAX_NAMED, Lives, Seen, judge
-from guardrun.hooks.guards.module_names import name_module
+from guardrun.hooks.guards.module_names import find_roots, name_module
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 
@@ -151,7 +151,7 @@ class ZeroCounts:
 
     def _judge(self, sent: Sent) -> None:
         modules, seen, turns = [], [], dict[int, int]()
-        roots = _find_roots([module for module, _ in sent.calls])
+        roots = find_roots([module for module, _ in sent.calls])
         for module, (inputs, outputs, gradients) in sent.shares():
             turn = turns[id(module)] = turns.get(id(module), -1) + 1
             if turn < MAX_CALLS_OF_MODULE:
@@ -182,13 +182,3 @@ class ZeroCounts:
         while len(lives) <= turn:
             lives.append(Lives())
         return lives[turn]
-
-
-def _find_roots(called: Sequence[Any]) -> set[int]:
-    """The id() of each module that is no part of another one. called: in order, outer ones after their parts."""
-    roots, parts = set[int](), set[int]()
-    for module in reversed(called):
-        if id(module) not in parts:
-            roots.add(id(module))
-            parts.update(map(id, module.modules()))
-    return roots

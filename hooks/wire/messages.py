@@ -165,6 +165,17 @@ class ModulesDied(_Message, frozen=True, kw_only=True, tag="died"):
     """At how many before that it was well."""
 
 
+class GradientsGrew(_Message, frozen=True, kw_only=True, tag="grew"):
+    """Gradients of a group of modules are far larger than usual."""
+
+    step: int
+    """As `Board.step` counts, the resumed base included."""
+    groups: list[tuple[str, float, float]]
+    """Each: its name, which norm was usual, and which one it has now; what has grown most comes first."""
+    count: int
+    """How many groups there are in all."""
+
+
 class BatchesLeftOut(_Message, frozen=True, kw_only=True, tag="left_out"):
     """Batches were left out, as the launcher's file said: training never saw them."""
 
@@ -206,6 +217,7 @@ RankMessage = (
     | GcHeld
     | BatchesNamed
     | ModulesDied
+    | GradientsGrew
     | BatchesLeftOut
     | Ended
     | HookFailed

@@ -191,6 +191,10 @@ class RankMessageIngest:
                     alive=message.alive,
                 )
             ]
+        elif isinstance(message, msg.GradientsGrew):
+            groups = [ev.GroupNorm(*group) for group in message.groups[:MAX_MODULES]]
+            count = message.count
+            return [ev.GradientsGrew(attempt=attempt, global_rank=rank, step=message.step, groups=groups, count=count)]
         elif isinstance(message, msg.BatchesLeftOut):
             left_out = ev.BatchesLeftOut(
                 attempt=attempt,

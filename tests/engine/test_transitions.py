@@ -127,6 +127,7 @@ def sample(event: type, told: Told) -> ev.Event:
             every=1,
             alive=1,
         ),
+        ev.GradientsGrew(attempt=attempt, global_rank=0, step=9, groups=[ev.GroupNorm("a", 1.0, 3.0)], count=1),
         ev.BatchesLeftOut(attempt=attempt, global_rank=0, order="001-0", step=10, batches=[[1]]),
         ev.HooksMissing(attempt=attempt, global_ranks=[0], reason="-E"),
         ev.HistoryLoaded(places=[ev.PastPlace(place="exception in f (a.py)", runs=2, last="2026-11-20")]),

@@ -691,6 +691,27 @@ class ModulesDied(_Event, frozen=True, kw_only=True, tag="modules_died"):
     """At how many before that it was well."""
 
 
+class GroupNorm(msgspec.Struct, frozen=True, array_like=True):
+    """The gradient norm of a group of modules."""
+
+    name: str
+    usual: float
+    """Median of its last looks."""
+    now: float
+
+
+class GradientsGrew(_Event, frozen=True, kw_only=True, tag="gradients_grew"):
+    """Gradients of a group of modules of a rank are far larger than usual."""
+
+    attempt: int
+    global_rank: int
+    step: int
+    groups: list[GroupNorm]
+    """What has grown most comes first."""
+    count: int
+    """How many groups there are in all."""
+
+
 class BatchesLeftOut(_Event, frozen=True, kw_only=True, tag="batches_left_out"):
     """A rank has left batches out, as it was told."""
 
@@ -959,6 +980,7 @@ Event = (
     | GcHeld
     | BatchesNamed
     | ModulesDied
+    | GradientsGrew
     | BatchesLeftOut
     | NodeFindingsReported
     | NodeJoined

@@ -45,6 +45,7 @@ _OF_RANKS = (
     ev.GcHeld,
     ev.BatchesNamed,
     ev.ModulesDied,
+    ev.GradientsGrew,
     ev.BatchesLeftOut,
     ev.CheckpointSaved,
     ev.CheckpointLoaded,

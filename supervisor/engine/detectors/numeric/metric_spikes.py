@@ -48,6 +48,8 @@ JUDGED_EVERY_S = 0.5
 MOST_REPORTED = 3
 """Incidents of each cause in a run."""
 MOST_REMARKS = 3
+MOST_GROUPED = 64
+"""Ranks whose gradients are known by group."""
 REMARK_EVERY_S = 600.0
 CONFIDENCE = 0.8
 
@@ -87,6 +89,8 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
     """Incidents of this run, by cause."""
     remarks: int = 0
     remarked_s: float = 0.0
+    grown: dict[int, ev.GradientsGrew] = {}
+    """Per rank: whose gradients had grown when that was said last."""
     spikes: dict[int, ev.SpikeCounts] = {}
     """Of ranks, in this attempt; …"""
     spikes_before: ev.SpikeCounts = ev.SpikeCounts()
@@ -94,8 +98,13 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
 
     def begin_attempt(self) -> None:
         """Forget the last one, but for how often it spiked."""
-        self.kinds, self.reporters, self.episode = {}, {}, None
+        self.kinds, self.reporters, self.episode, self.grown = {}, {}, None, {}
         self.spikes_before, self.spikes = add_up((self.spikes_before, *self.spikes.values())), {}
+
+    def note_groups(self, told: ev.GradientsGrew) -> None:
+        """A rank says whose gradients have grown."""
+        if told.global_rank in self.grown or len(self.grown) < MOST_GROUPED:
+            self.grown[told.global_rank] = told
 
     def spike_score(self) -> dict[str, float | int]:
         """Of the run so far, as observation/spike_score.py has it; empty: too few values came."""
@@ -194,6 +203,7 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
         evidence = spike_evidence.evidence(cause, levels, episode.losses, first=step, last=episode.last)
         if episode.learning_rate is not None:
             evidence["learning_rate"] = episode.learning_rate
+        evidence |= spike_evidence.groups(self.grown, culprit, since=step)
         if score := self.spike_score():
             evidence["spike_score"] = score
         return [
