@@ -15,6 +15,7 @@ from _thread import get_ident
 from collections import deque
 from typing import Any
 
+from guardrun.hooks.guards.blank_batches import BlankBatches
 from guardrun.hooks.guards.gradient_groups import GradientGroups
 from guardrun.hooks.guards.module_names import name_module
 from guardrun.hooks.guards.zero_counts import Call, ZeroCounts
@@ -39,6 +40,8 @@ class Origin:
         """Step under way → calls in order: the module, OUTPUT or GRADIENT, its flag."""
         self._zeros: ZeroCounts | None = ZeroCounts(rank, torch)
         """None: it has failed, or has said what there was to say."""
+        self._blank: BlankBatches | None = BlankBatches(rank, torch)
+        """Likewise."""
         self._groups: GradientGroups | None = GradientGroups(rank, torch)
         """None: it has failed."""
 
@@ -58,6 +61,8 @@ class Origin:
             tensors = _tensors(output, torch)
             calls.append((module, OUTPUT, self._flag(tensors)))
             call = self._count_zeros(module, args, tensors) if self._zeros is not None else None
+            if self._blank is not None:
+                self._look_at_batch(self._blank, module, args)
             for tensor in tensors:
                 if tensor.requires_grad:
                     tensor.register_hook(lambda gradient: self._on_gradient(calls, module, call, gradient))
@@ -81,6 +86,15 @@ class Origin:
         if zeros.is_over:
             self._zeros = None
         return call
+
+    def _look_at_batch(self, blank: BlankBatches, module: Any, args: Any) -> None:
+        try:
+            blank.add(self._rank.words[_STEP] + 1, module, args)
+            if blank.is_over:
+                self._blank = None
+        except Exception as error:
+            self._blank = None
+            self._rank.fail("blank batches", error)
 
     def _on_gradient(self, calls: list[tuple[Any, str, Any]], module: Any, call: Call | None, gradient: Any) -> None:
         try:

@@ -146,14 +146,17 @@ class BatchesNamed(_Message, frozen=True, kw_only=True, tag="batches"):
 
 
 class ModulesDied(_Message, frozen=True, kw_only=True, tag="died"):
-    """What modules give out, or its gradients, has been all zeros for long, and was not before. Once an attempt."""
+    """What modules give out, or its gradients, has been all zeros for long, and was not before. Once an attempt.
+
+    Or (`input`) what the model is given has been one number all over since the first step. Likewise.
+    """
 
     step: int
     """As `Board.step` counts, the resumed base included; …"""
     since: int
     """… and the first one at which it was seen so."""
     what: str
-    """`output` or `gradient`."""
+    """`output`, `gradient`, or `input`."""
     modules: list[str]
     """The first ones, in the order in which they are called: `encoder.2.act (ReLU)`."""
     count: int

@@ -21,3 +21,7 @@ DEAD_MODULES = (
     "with a lower rate, a longer warm-up or clipping. Where a gate or a schedule of the script's own shuts it, nothing "
     "is wrong."
 )
+CONSTANT_BATCHES = (
+    "See what the dataset returns for a few samples, before and after each transform: files that could not be read, an "
+    "integer division, a buffer that is never filled. Where a benchmark makes its data up so, nothing is wrong."
+)

@@ -671,7 +671,10 @@ class BatchesNamed(_Event, frozen=True, kw_only=True, tag="batches_named"):
 
 
 class ModulesDied(_Event, frozen=True, kw_only=True, tag="modules_died"):
-    """What modules of a rank give out, or its gradients, has been all zeros for long, and was not before."""
+    """What modules of a rank give out, or its gradients, has been all zeros for long, and was not before.
+
+    Or (`input`) what its model is given has been one number all over since the first step.
+    """
 
     attempt: int
     global_rank: int
@@ -679,7 +682,7 @@ class ModulesDied(_Event, frozen=True, kw_only=True, tag="modules_died"):
     since: int
     """The first step at which it was seen so."""
     what: str
-    """`output` or `gradient`."""
+    """`output`, `gradient`, or `input`."""
     modules: list[str]
     """The first ones, in the order in which they are called."""
     count: int

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from guardrun.hooks.guards.blank_batches import LOOKS, BlankBatches
 from guardrun.hooks.guards.module_lives import DEAD
 from guardrun.hooks.guards.nonfinite_origin import Origin
 from guardrun.hooks.guards.zero_counts import ZeroCounts
@@ -37,6 +38,7 @@ class Watched:
         self.rank.step_now = lambda: self.rank.words[Field.STEP] + 1000
         self.rank.origin = Origin(self.rank, torch)
         self.rank.origin._zeros = ZeroCounts(self.rank, torch, EVERY)
+        self.rank.origin._blank = BlankBatches(self.rank, torch, EVERY)
 
     def train(
         self, net: Any, batch: Callable[[int], Any], steps: int, loss: Callable[[Any], Any] | None = None
@@ -348,6 +350,65 @@ def test_zeros_that_are_as_they_should_be(watched: Watched, decoy: Callable[[Any
     watched.train(net, batch, FALLS_AT + LONG + 5 * EVERY)
     assert watched.sent == []
     assert watched.rank.origin._zeros is not None, "it was looked at until the end"
+
+
+# Batches -----------------------------------------------------------------------------------------------------------
+
+
+def blank(torch: Any, net: Any = None) -> Any:
+    """A net that is called with one or more tensors, and what it gives out."""
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = linear()
+
+        def forward(self, parts: Any) -> Any:
+            return net(self, *parts) if net is not None else self.body(parts)
+
+    return Model()
+
+
+@pytest.mark.parametrize("number", [0.0, -2.1])
+def test_a_model_that_is_given_one_number_all_over(watched: Watched, number: float) -> None:
+    """As blank pictures are, of which a transform takes the mean; the model is told by its size."""
+    torch = watched.torch
+    small, net = torch.nn.Linear(SIZE, 1), torch.nn.Sequential(linear(), torch.nn.Tanh(), linear())
+    watched.train(net, lambda step: torch.full((SIZE, SIZE), number), LOOKS * EVERY, lambda out: small(out).mean())
+    assert watched.sent == [], "not yet"
+    watched.train(net, lambda step: torch.full((SIZE, SIZE), number), 3 * EVERY, lambda out: small(out).mean())
+    (told,) = watched.sent
+    assert (told["what"], told["modules"], told["looks"]) == ("input", ["Sequential"], LOOKS)
+    assert told["since"] == 1000 + 2 * EVERY, "the first look finds the model"
+
+
+def others(torch: Any) -> dict[str, Callable[[int], Any]]:
+    ones, steps = torch.ones(SIZE, SIZE), torch.arange(SIZE)
+    return {
+        "data": noise,
+        "one number that differs": lambda step: (ones + 0).index_put((steps[:1], steps[:1]), ones[0, 0] * 2),
+        "another sample once in a while": lambda step: noise(step) if step == 4 * EVERY else ones,
+        "few numbers": lambda step: torch.ones(2, SIZE),
+    }
+
+
+@pytest.mark.parametrize(
+    "kind", ["data", "one number that differs", "another sample once in a while", "few numbers"], ids=str
+)
+def test_batches_with_something_in_them(watched: Watched, kind: str) -> None:
+    net = blank(watched.torch)
+    watched.train(net, others(watched.torch)[kind], (LOOKS + 10) * EVERY)
+    assert watched.sent == []
+
+
+def test_a_mask_beside_the_data_and_what_is_no_tensor_are_no_blank_batches(watched: Watched) -> None:
+    torch = watched.torch
+    count = watched.rank.origin._blank._count
+    mask, data, names = torch.ones(SIZE, 1, SIZE), torch.arange(4 * SIZE), {"a": noise(1)}
+    assert [int(each) for each in count((mask, None, 0.5))] == [0]
+    assert [int(each) for each in count((data, mask))] == [4 * SIZE - 1, 0], "of words, say"
+    for unknown in ((mask, names), (names,), (), (data,), (mask.to_sparse(),), (torch.nn.Parameter(mask),)):
+        assert count(unknown) == []
 
 
 # What it does to training ------------------------------------------------------------------------------------------

@@ -49,3 +49,15 @@ def test_what_no_hook_says_is_left_alone(told: Told, fields: dict[str, object]) 
     told.running(ranks=2)
     assert said(told.tell(died(**fields))) == []  # type: ignore[arg-type]
     assert told.engine.summary(told.now_s).notes == []
+
+
+def test_a_model_that_is_given_nothing(told: Told) -> None:
+    told.running(ranks=2)
+    (text,) = said(told.tell(died(what="input", modules=["Net"], since=10, step=500, alive=0)))
+    assert text.startswith(
+        "note: each batch that the model (Net) was given on rank 1 has been one number all over, at each of 50 looks, "
+        "one in 10 steps, since step 10. See what the dataset returns"
+    )
+    assert said(told.tell(died(what="input", modules=["Net"]))) == []
+    assert len(said(told.tell(died()))) == 1, "the other note is another one"
+    assert [note["topic"] for note in told.engine.summary(told.now_s).notes] == ["constant_batches", "dead_modules"]
