@@ -39,7 +39,7 @@ def find_norm(gradients: Iterable[Any], torch: Any) -> float | None:
     by_type: dict[tuple[Any, Any], list[Any]] = {}
     with torch.no_grad(), torch._C.DisableTorchFunction():
         for gradient in gradients:
-            values = _values(gradient, torch)
+            values = read_values(gradient, torch)
             if values is not None:
                 by_type.setdefault((values.device, values.dtype), []).append(values)
         # All are launched before the first is waited for.
@@ -53,8 +53,11 @@ def find_norm(gradients: Iterable[Any], torch: Any) -> float | None:
     return hypot(*values) if all(map(isfinite, values)) else inf
 
 
-def _values(gradient: Any, torch: Any) -> Any:
-    """The numbers of a gradient as a plain tensor; None where there is none that could be wrong."""
+def read_values(gradient: Any, torch: Any) -> Any:
+    """The numbers of a gradient as a plain tensor; None where there is none that could be wrong.
+
+    Raises UnreadableError.
+    """
     values = getattr(gradient, "_local_tensor", gradient)
     if type(values) not in (torch.Tensor, torch.nn.Parameter):
         raise UnreadableError(f"gradients of type {type(values).__name__} are not looked into")

@@ -1,9 +1,9 @@
-"""Which module's output, or gradient, was the first that is not finite (`[guards] detect = "deep"`).
+"""What modules give out (`[guards] detect = "deep"`): which output, or gradient, was the first that is not finite.
 
 After each call of a module under gradients a flag is computed of its output, whether all of it is finite, and likewise
 of that output's gradient as it comes by: on the device, in order, without waiting for it. They are read when the step
 turns out not to be finite, and let go of otherwise. Inner modules come before those that they are part of, so the first
-one is the innermost.
+one is the innermost. How much of it is zero is zero_counts.py's.
 
 Nothing is known of what runs as one piece: compiled modules, captured graphs. Never raises; what fails is turned off.
 """
@@ -15,6 +15,10 @@ from _thread import get_ident
 from collections import deque
 from typing import Any
 
+from guardrun.hooks.guards.blank_batches import BlankBatches
+from guardrun.hooks.guards.gradient_groups import GradientGroups
+from guardrun.hooks.guards.module_names import name_module
+from guardrun.hooks.guards.zero_counts import Call, ZeroCounts
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 
@@ -34,6 +38,12 @@ class Origin:
         self._torch = torch
         self._steps: deque[tuple[int, list[tuple[Any, str, Any]]]] = deque(maxlen=KEPT_STEPS)
         """Step under way → calls in order: the module, OUTPUT or GRADIENT, its flag."""
+        self._zeros: ZeroCounts | None = ZeroCounts(rank, torch)
+        """None: it has failed, or has said what there was to say."""
+        self._blank: BlankBatches | None = BlankBatches(rank, torch)
+        """Likewise."""
+        self._groups: GradientGroups | None = GradientGroups(rank, torch)
+        """None: it has failed."""
 
     def on_call(self, module: Any, args: Any, output: Any) -> None:
         """A module has been called (torch's global forward hook). Changes nothing of its output."""
@@ -50,9 +60,12 @@ class Origin:
                 return
             tensors = _tensors(output, torch)
             calls.append((module, OUTPUT, self._flag(tensors)))
+            call = self._count_zeros(module, args, tensors) if self._zeros is not None else None
+            if self._blank is not None:
+                self._look_at_batch(self._blank, module, args)
             for tensor in tensors:
                 if tensor.requires_grad:
-                    tensor.register_hook(lambda gradient: self._on_gradient(calls, module, gradient))
+                    tensor.register_hook(lambda gradient: self._on_gradient(calls, module, call, gradient))
         except Exception as error:
             self._fail(error)
 
@@ -62,12 +75,55 @@ class Origin:
             self._steps.append((step, []))
         return self._steps[-1][1]
 
-    def _on_gradient(self, calls: list[tuple[Any, str, Any]], module: Any, gradient: Any) -> None:
+    def _count_zeros(self, module: Any, args: Any, tensors: list[Any]) -> Call | None:
+        zeros = self._zeros
+        assert zeros is not None
+        try:
+            call = zeros.add(self._rank.words[_STEP] + 1, module, args, tensors)
+        except Exception as error:
+            self._fail_zeros(error)
+            return None
+        if zeros.is_over:
+            self._zeros = None
+        return call
+
+    def _look_at_batch(self, blank: BlankBatches, module: Any, args: Any) -> None:
+        try:
+            blank.add(self._rank.words[_STEP] + 1, module, args)
+            if blank.is_over:
+                self._blank = None
+        except Exception as error:
+            self._blank = None
+            self._rank.fail("blank batches", error)
+
+    def _on_gradient(self, calls: list[tuple[Any, str, Any]], module: Any, call: Call | None, gradient: Any) -> None:
         try:
             if len(calls) < 2 * MAX_CALLS:
                 calls.append((module, GRADIENT, self._flag(_tensors(gradient, self._torch))))
         except Exception as error:
             self._fail(error)
+        zeros = self._zeros
+        if call is None or zeros is None:
+            return
+        try:
+            zeros.add_gradient(call, gradient)
+        except Exception as error:
+            self._fail_zeros(error)
+
+    def on_gradients(self) -> None:
+        """All gradients of a step are there: before they are clipped, or the optimizer steps."""
+        groups = self._groups
+        if groups is None:
+            return
+        try:
+            groups.on_gradients(lambda: [call[0] for call in self._calls() if call[1] == OUTPUT])
+        except Exception as error:
+            self._groups = None
+            self._rank.fail("gradients", error)
+
+    def _fail_zeros(self, error: Exception) -> None:
+        self._zeros = None
+        self._rank.fail("zeros", error)
 
     def _flag(self, tensors: list[Any]) -> Any:
         """Whether all numbers are finite, as a tensor with one element; None where there are none."""
@@ -82,7 +138,7 @@ class Origin:
             calls = next((calls for known, calls in self._steps if known == step), [])
             for module, what, flag in calls:
                 if flag is not None and not bool(flag.item()):
-                    return f"the {what} of {_name(module, calls)}"
+                    return f"the {what} of {name_module(module, [call[0] for call in calls if call[1] == OUTPUT])}"
         except Exception as error:
             self._fail(error)
         return ""
@@ -102,17 +158,6 @@ def _tensors(value: Any, torch: Any) -> list[Any]:
     if isinstance(value, list | tuple):
         return [each for each in value if isinstance(each, torch.Tensor) and _tensors(each, torch)]
     return []
-
-
-def _name(module: Any, calls: list[tuple[Any, str, Any]]) -> str:
-    """`encoder.2.norm (LayerNorm)`: its place in the outermost module of the step that has it."""
-    kind = type(module).__name__
-    for outer in reversed([call[0] for call in calls if call[1] == OUTPUT]):
-        if outer is not module:
-            for name, inner in outer.named_modules():
-                if inner is module:
-                    return f"{name} ({kind})"
-    return kind
 
 
 def install(module: Any, rank: Rank) -> None:

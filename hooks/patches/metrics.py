@@ -28,6 +28,7 @@ from math import isnan, nan, sqrt
 from typing import Any
 
 from guardrun.hooks.calls.shared_file import SharedPage
+from guardrun.hooks.guards.gradient_groups import wrap_clip
 from guardrun.hooks.guards.step_guard import step_guard
 from guardrun.hooks.patches.device_values import DeviceValues, NoRoom, Value
 from guardrun.hooks.rank.rank import Rank
@@ -339,15 +340,21 @@ def install(module: Any, rank: Rank) -> None:
 
 def install_clip(module: Any, rank: Rank) -> None:
     """Hear of gradients' norms; torch.nn.utils.clip_grad."""
-    replace(module, "clip_grad_norm_", functools.partial(_wrap_clip, rank))
+    _replace_clip(module, rank)
 
 
 def install_fsdp(module: Any, rank: Rank) -> None:
     """Likewise; torch.distributed.fsdp.fully_sharded_data_parallel."""
-    replace(module.FullyShardedDataParallel, "clip_grad_norm_", functools.partial(_wrap_clip, rank))
+    _replace_clip(module.FullyShardedDataParallel, rank)
     guard = step_guard(rank)
     if guard is not None:
         replace(module.FullyShardedDataParallel, "__init__", guard.wrap_sharded)
+
+
+def _replace_clip(where: Any, rank: Rank) -> None:
+    replace(where, "clip_grad_norm_", functools.partial(_wrap_clip, rank))
+    if rank.settings.get("detect") == "deep":
+        replace(where, "clip_grad_norm_", functools.partial(wrap_clip, rank))
 
 
 def _wrap_clip(rank: Rank, original: Function) -> Function:

@@ -11,6 +11,7 @@ from time import monotonic_ns
 from typing import Any
 
 from guardrun.hooks.checksums import checker
+from guardrun.hooks.guards import gradient_groups
 from guardrun.hooks.guards.step_guard import install as install_guard
 from guardrun.hooks.guards.step_guard import step_guard
 from guardrun.hooks.patches import device_memory
@@ -327,4 +328,5 @@ def install(module: Any, rank: Rank) -> None:
 
     module.register_optimizer_step_post_hook(on_step)
     install_guard(module, rank)
+    gradient_groups.install(module, rank)
     device_memory.install(module, rank)

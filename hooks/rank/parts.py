@@ -44,6 +44,9 @@ class NonfiniteOrigin(Protocol):
     def describe(self, step: int) -> str:
         """The first output or gradient of a module that was not, in words; empty unknown. Waits for the device."""
 
+    def on_gradients(self) -> None:
+        """All gradients of a step are there. For the thread that trains."""
+
 
 class CollectionPolicy(Protocol):
     """When garbage is collected, in place of the collector's own rule."""

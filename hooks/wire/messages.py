@@ -145,6 +145,40 @@ class BatchesNamed(_Message, frozen=True, kw_only=True, tag="batches"):
     position in the pass from 1, the indices."""
 
 
+class ModulesDied(_Message, frozen=True, kw_only=True, tag="died"):
+    """What modules give out, or its gradients, has been all zeros for long, and was not before. Once an attempt.
+
+    Or (`input`) what the model is given has been one number all over since the first step. Likewise.
+    """
+
+    step: int
+    """As `Board.step` counts, the resumed base included; …"""
+    since: int
+    """… and the first one at which it was seen so."""
+    what: str
+    """`output`, `gradient`, or `input`."""
+    modules: list[str]
+    """The first ones, in the order in which they are called: `encoder.2.act (ReLU)`."""
+    count: int
+    """How many there are in all."""
+    looks: int
+    """At how many steps in a row, one in `every`."""
+    every: int
+    alive: int
+    """At how many before that it was well."""
+
+
+class GradientsGrew(_Message, frozen=True, kw_only=True, tag="grew"):
+    """Gradients of a group of modules are far larger than usual."""
+
+    step: int
+    """As `Board.step` counts, the resumed base included."""
+    groups: list[tuple[str, float, float]]
+    """Each: its name, which norm was usual, and which one it has now; what has grown most comes first."""
+    count: int
+    """How many groups there are in all."""
+
+
 class BatchesLeftOut(_Message, frozen=True, kw_only=True, tag="left_out"):
     """Batches were left out, as the launcher's file said: training never saw them."""
 
@@ -185,6 +219,8 @@ RankMessage = (
     | UncaughtException
     | GcHeld
     | BatchesNamed
+    | ModulesDied
+    | GradientsGrew
     | BatchesLeftOut
     | Ended
     | HookFailed

@@ -146,7 +146,8 @@ class GuardsTable(_Table, frozen=True, kw_only=True):
     numeric: Literal["watch", "skip", "rollback"] = "watch"
     """skip: a step whose gradients are not finite is left out on all ranks (hooks/guards/step_guard.py)."""
     detect: Literal["metrics", "deep"] = "metrics"
-    """deep: which module's output or gradient was the first that is not finite (hooks/guards/nonfinite_origin.py)."""
+    """deep: which module's output or gradient was the first that is not finite (hooks/guards/nonfinite_origin.py), and
+    which modules have died (zero_counts.py), or have gradients that grow (gradient_groups.py)."""
     skip_sigmas: Annotated[float, Meta(ge=0)] = 0.0
     """skip: so is one whose gradient norm is so many deviations above the last ones (norm_window.py); 0: none is."""
     max_rollbacks: Count = _ENGINE.max_rollbacks

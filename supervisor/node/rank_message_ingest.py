@@ -23,6 +23,8 @@ from guardrun.supervisor.wire.control_messages import RankRow, Shares
 
 STEP_SAMPLES = 10
 
+MAX_MODULES = 16
+"""Of a message's names."""
 MAX_FAILED_SAVES = 8
 MAX_NOTES = 64
 MAX_EARLY = 256
@@ -174,6 +176,25 @@ class RankMessageIngest:
                     origin=message.origin,
                 )
             ]
+        elif isinstance(message, msg.ModulesDied):
+            return [
+                ev.ModulesDied(
+                    attempt=attempt,
+                    global_rank=rank,
+                    step=message.step,
+                    since=message.since,
+                    what=message.what,
+                    modules=message.modules[:MAX_MODULES],
+                    count=message.count,
+                    looks=message.looks,
+                    every=message.every,
+                    alive=message.alive,
+                )
+            ]
+        elif isinstance(message, msg.GradientsGrew):
+            groups = [ev.GroupNorm(*group) for group in message.groups[:MAX_MODULES]]
+            count = message.count
+            return [ev.GradientsGrew(attempt=attempt, global_rank=rank, step=message.step, groups=groups, count=count)]
         elif isinstance(message, msg.BatchesLeftOut):
             left_out = ev.BatchesLeftOut(
                 attempt=attempt,

@@ -84,8 +84,15 @@ def _figures(data: dict[str, Any]) -> list[tuple[str, str]]:
         ("in all", "" if data["wall_s"] is None else duration(data["wall_s"])),
         ("lost to trouble", duration(data["trouble_s"]) if data["trouble_s"] is not None else ""),
         ("steps done again", "" if data["steps_redone"] is None else str(data["steps_redone"])),
+        *_spike_scores(data),
     ]
     return [card for card in cards if card[1]]
+
+
+def _spike_scores(data: dict[str, Any]) -> list[tuple[str, str]]:
+    score = data.get("spike_score") or {}
+    named = (("spike score, loss", score.get("loss")), ("spike score, gradient norm", score.get("grad_norm")))
+    return [(name, f"{share:.2%}") for name, share in named if isinstance(share, (int, float))]
 
 
 def _incident(record: dict[str, Any]) -> dict[str, str]:

@@ -230,6 +230,7 @@ def summary_json(
         "lost_s": {use: round(seconds, 3) for use, seconds in summary.lost_s.items()},
         "restarts": summary.restarts,
         "last_step": summary.last_step,
+        **({"spike_score": summary.spike_score} if summary.spike_score else {}),
         **({"requeue": summary.requeue} if summary.requeue else {}),
         **({"resumes": summary.resumes} if summary.resumes else {}),
         **({"may_go_on": True} if summary.may_go_on else {}),

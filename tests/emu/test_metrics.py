@@ -33,6 +33,20 @@ def read_checks(sockets: Path) -> list[ReplicaCheck]:
     return [check for check in reader.take_checks() if check.kind == Kind.PARAMETERS]
 
 
+def test_zeros_of_modules_are_counted_without_waiting(library: Path, tmp_path: Path) -> None:
+    """At steps 10, 20, …; what was counted at step 20 is read once the device goes on: if it does not before step 30,
+    that one is not looked at. Gradients' norms likewise.
+    """
+    with Bed() as bed:
+        bed.make_board()
+        bed.detect = "deep"
+        done = finish(bed.start([str(UNWAITED), str(STEPS), str(tmp_path / "ours"), "fine"], more=QUICK))
+        assert done.returncode == 0, done
+        assert bed.hear_all(HookFailed) == [] and bed.hear_all(Noted) == []
+    ours = json.loads((tmp_path / "ours").read_text())
+    assert ours["waits"] == 0 and ours["lives"] in ([4], [5])
+
+
 def test_values_on_a_device_are_read_when_they_are_there(library: Path, tmp_path: Path) -> None:
     with Bed() as bed:
         bed.make_board()

@@ -188,3 +188,14 @@ def test_shares_of_all_nodes_say_whose_are_missing() -> None:
     assert told == {"data": 0.3, "gc": 0.05, "ranks": ranks, "not_told": ["node2"]}
     many = shares_json({rank: (rank / 1000, 0.0) for rank in range(1000)})
     assert len(many["ranks"]) == MAX_SHARES and many["data"] == 0.4995, "all count, some are shown"
+
+
+def test_what_a_rank_says_of_its_modules(bench: Bench) -> None:
+    names = [f"layers.{number} (ReLU)" for number in range(99)]
+    who = {"attempt": 0, "global_rank": 0}
+    fields = {"step": 900, "since": 410, "what": "output", "count": 99, "looks": 50, "every": 10, "alive": 40}
+    (died,) = bench.say(msg.ModulesDied(**who, pid=1, modules=names, **fields))  # type: ignore[arg-type]
+    assert died == ev.ModulesDied(**who, modules=names[:16], **fields)  # type: ignore[arg-type]
+    (grew,) = bench.say(msg.GradientsGrew(**who, pid=1, step=7, groups=[("layers.1", 0.5, 9.0)] * 99, count=99))
+    assert isinstance(grew, ev.GradientsGrew) and (grew.step, grew.count) == (7, 99)
+    assert grew.groups == [ev.GroupNorm("layers.1", 0.5, 9.0)] * 16

@@ -192,3 +192,7 @@ def test_summary_json(tmp_path: Path) -> None:
     [attempt] = data["attempts"]
     assert attempt["started"] == "2026-11-18T11:06:40.250Z" and attempt["ended_s"] == 43.5
     assert data["incidents"] == [{"id": "001", "kind": "hang", "cause": "rank_blocked"}]
+    assert "spike_score" not in data
+    score: dict[str, float | int] = {"loss": 0.0002, "losses": 5000}
+    told = msgspec.json.decode(write_summary(tmp_path, summary(spike_score=score), run_file(), wall).read_bytes())
+    assert told["spike_score"] == score

@@ -18,7 +18,8 @@ from guardrun.supervisor.engine.model.looks import Frame
 from guardrun.supervisor.engine.observation.stack_grouping import Stack, stacks_of
 from guardrun.supervisor.report.incident import incident_json
 from guardrun.supervisor.report.incident_page import report_html
-from tests.report.pages import pages
+from guardrun.supervisor.report.run_page import run_html
+from tests.report.pages import pages, run_data
 from tests.report.samples import hang, rank_look, run_file, wall
 from tests.report.soundness import check
 
@@ -88,6 +89,13 @@ def test_samples_that_were_left_out_are_named_by_rank() -> None:
     page = report_html(incident_json(hang(evidence={"left_out_batches": left_out}), run_file(), wall), [])
     assert "Batches that were left out" in page and "261, 45; 247, 53" in page
     assert "Batches that were left out" not in report_html(incident_json(hang(), run_file(), wall), [])
+
+
+def test_a_runs_page_has_its_spike_score() -> None:
+    score = {"loss": 0.0002, "losses": 5000, "grad_norm": 0.0115, "grad_norms": 5000}
+    text = check(run_html(run_data(spike_score=score), None))
+    assert "spike score, loss" in text and "0.02%" in text and "1.15%" in text
+    assert "spike score" not in run_html(run_data(spike_score={}), None)
 
 
 json_values = st.recursive(

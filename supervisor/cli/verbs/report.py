@@ -144,6 +144,7 @@ def _data(run_dir: Path, run: RunFile, state: State, timeline: Timeline, node: s
         if found
         else state.best_step or (state.attempt.step if state.attempt else 0),
         "steps_redone": _steps_redone(attempts),
+        "spike_score": told.get("spike_score") or {},
         "notes": [_note(note, run) for note in told.get("notes") or [] if isinstance(note, dict)],
         "attempts": [_attempt(attempt, run) for attempt in attempts],
     }

@@ -81,6 +81,8 @@ ADVICE: dict[str, str] = {
     "same_order": data_advice.SAME_ORDER,
     "uneven_loaders": data_advice.UNEVEN_LOADERS,
     "chance_loss": data_advice.CHANCE_LOSS,
+    "dead_modules": data_advice.DEAD_MODULES,
+    "constant_batches": data_advice.CONSTANT_BATCHES,
     "host_leak": f"{_KEEPS} {_ALLOCATIONS} {memory_advice.BUYS_TIME}",
     "gpu_leak": memory_advice.KEPT,
     "gpu_fragmentation": f"{memory_advice.EXPANDABLE} {memory_advice.VARIANTS}",

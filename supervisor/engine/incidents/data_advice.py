@@ -15,3 +15,13 @@ CHANCE_LOSS = (
     "Try to overfit one batch: if that fails, see whether labels belong to their inputs, whether gradients reach the "
     "parameters that the optimizer has, and whether the learning rate is far too high or too low."
 )
+DEAD_MODULES = (
+    "What lies before it learns nothing any more. Mostly one step was too large, and left all inputs of a ReLU "
+    "negative: see the learning rate and the gradient norm around that step, and go on from a checkpoint before it, "
+    "with a lower rate, a longer warm-up or clipping. Where a gate or a schedule of the script's own shuts it, nothing "
+    "is wrong."
+)
+CONSTANT_BATCHES = (
+    "See what the dataset returns for a few samples, before and after each transform: files that could not be read, an "
+    "integer division, a buffer that is never filled. Where a benchmark makes its data up so, nothing is wrong."
+)

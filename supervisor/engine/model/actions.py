@@ -256,6 +256,8 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the scheduler was to start the job again: empty (no), or as State.requeue has it."""
     left_out: list[dict[str, Any]] = []
     """Batches that were left out after rollbacks: order, incident, attempt, step, and the indices by rank."""
+    spike_score: dict[str, float | int] = {}
+    """As engine/observation/spike_score.py has it; empty: too few values came."""
 
 
 class Requeue(_Action, frozen=True, kw_only=True, tag="requeue"):

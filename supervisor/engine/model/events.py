@@ -306,6 +306,16 @@ class OddStep(msgspec.Struct, frozen=True, array_like=True):
     """How many batches the rank's training thread had been given in this attempt, this one included; 0: none seen."""
 
 
+class SpikeCounts(msgspec.Struct, frozen=True, array_like=True):
+    """Of the attempt so far: values of a rank that were compared with those before (observation/spike_score.py)."""
+
+    losses: int = 0
+    loss_spikes: int = 0
+    """Of these, those that were far away."""
+    norms: int = 0
+    norm_spikes: int = 0
+
+
 class TrainingMetrics(msgspec.Struct, frozen=True, array_like=True):
     """What a rank's training computes (hooks/patches/metrics.py), over the steps since this was last reported."""
 
@@ -330,6 +340,8 @@ class TrainingMetrics(msgspec.Struct, frozen=True, array_like=True):
     """At most MAX_ODD of these steps, the first ones."""
     left_out: int = 0
     """Steps of this attempt so far that guardrun left out ([guards] numeric = "skip")."""
+    spikes: SpikeCounts | None = None
+    """None: too few values came before."""
 
 
 MAX_ODD = 8
@@ -658,6 +670,51 @@ class BatchesNamed(_Event, frozen=True, kw_only=True, tag="batches_named"):
     """Which module's output or gradient was the first that is not finite, in words; empty unknown."""
 
 
+class ModulesDied(_Event, frozen=True, kw_only=True, tag="modules_died"):
+    """What modules of a rank give out, or its gradients, has been all zeros for long, and was not before.
+
+    Or (`input`) what its model is given has been one number all over since the first step.
+    """
+
+    attempt: int
+    global_rank: int
+    step: int
+    since: int
+    """The first step at which it was seen so."""
+    what: str
+    """`output`, `gradient`, or `input`."""
+    modules: list[str]
+    """The first ones, in the order in which they are called."""
+    count: int
+    """How many there are in all."""
+    looks: int
+    """At how many steps in a row, one in `every`."""
+    every: int
+    alive: int
+    """At how many before that it was well."""
+
+
+class GroupNorm(msgspec.Struct, frozen=True, array_like=True):
+    """The gradient norm of a group of modules."""
+
+    name: str
+    usual: float
+    """Median of its last looks."""
+    now: float
+
+
+class GradientsGrew(_Event, frozen=True, kw_only=True, tag="gradients_grew"):
+    """Gradients of a group of modules of a rank are far larger than usual."""
+
+    attempt: int
+    global_rank: int
+    step: int
+    groups: list[GroupNorm]
+    """What has grown most comes first."""
+    count: int
+    """How many groups there are in all."""
+
+
 class BatchesLeftOut(_Event, frozen=True, kw_only=True, tag="batches_left_out"):
     """A rank has left batches out, as it was told."""
 
@@ -925,6 +982,8 @@ Event = (
     | LookTaken
     | GcHeld
     | BatchesNamed
+    | ModulesDied
+    | GradientsGrew
     | BatchesLeftOut
     | NodeFindingsReported
     | NodeJoined

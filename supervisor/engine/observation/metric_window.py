@@ -22,6 +22,7 @@ import math
 from collections import deque
 
 from guardrun.supervisor.engine.model.events import MAX_ODD, OddStep, TrainingMetrics
+from guardrun.supervisor.engine.observation.spike_score import SpikeScore
 
 LOSS, GRAD_NORM, SKIPPED = 1, 2, 4
 LOSS_NAN, LOSS_INFINITE, NORM_NAN, NORM_INFINITE = 8, 16, 32, 64
@@ -126,6 +127,7 @@ class MetricWindow:
         self._loss = Series(LOSS_FACTOR)
         self._norm = Series(NORM_FACTOR)
         self._nonfinite = 0
+        self._score = SpikeScore()
         self._begin()
 
     def _begin(self) -> None:
@@ -156,6 +158,7 @@ class MetricWindow:
                 known_loss = loss
                 self._losses.append(loss)
                 sigmas = self._loss.add(loss, is_early=step <= SCRATCH_STEPS)
+                self._score.add_loss(loss)
             else:
                 bad |= LOSS_NAN if math.isnan(loss) else LOSS_INFINITE
         if flags & GRAD_NORM and not bad & NORM_BAD:
@@ -165,6 +168,7 @@ class MetricWindow:
                 known_norm = grad_norm
                 self._norms.append(grad_norm)
                 norm_sigmas = self._norm.add(grad_norm, is_early=step <= SCRATCH_STEPS)
+                self._score.add_norm(grad_norm)
         if flags & SKIPPED:
             # What is infinite there is what the scale made of it; a loss that is NaN was so before.
             bad &= LOSS_NAN
@@ -202,6 +206,7 @@ class MetricWindow:
             nonfinite=self._nonfinite,
             odd=self._odd,
             left_out=left_out,
+            spikes=self._score.counts,
         )
         self._urgent_left = max(0, self._urgent_left - 1) if self._has_odd else MAX_URGENT
         self._begin()

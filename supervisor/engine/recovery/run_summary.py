@@ -83,6 +83,7 @@ def summary(state: State, now_s: float) -> Summary:
         may_go_on=state.may_go_on,
         requeue=state.requeue,
         left_out=list(state.left_out),
+        spike_score=state.detectors.numeric.metric_spikes.spike_score(),
     )
 
 

@@ -44,6 +44,8 @@ _OF_RANKS = (
     ev.NodeReport,
     ev.GcHeld,
     ev.BatchesNamed,
+    ev.ModulesDied,
+    ev.GradientsGrew,
     ev.BatchesLeftOut,
     ev.CheckpointSaved,
     ev.CheckpointLoaded,

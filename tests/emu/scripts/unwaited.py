@@ -1,4 +1,5 @@
-"""Trains on the emulated device without ever waiting for it; alone. argv: steps, and where to write what was seen.
+"""Trains on the emulated device without ever waiting for it; alone. argv: steps, where to write what was seen, and
+whether all numbers are to be finite.
 
 Losses and norms as they really were are kept on the device, and read at the end. From step HOLD_FROM to HOLD_TO the
 device stands still, and the host goes on. Its parameters are summed as those of replicas are.
@@ -18,13 +19,17 @@ import torch
 from guardrun.hooks.checksums.checker import ECHO, Checker
 from guardrun.hooks.checksums.replicas import ReplicaSet
 from guardrun.hooks.checksums.tensor_sums import Sums
+from guardrun.hooks.guards import nonfinite_origin
 from guardrun.hooks.patches import device_values
 from guardrun.hooks.rank import rank as ranks
 from tests.emu import device as emu
 
 STEPS, OUT = int(sys.argv[1]), Path(sys.argv[2])
 HOLD_FROM, HOLD_TO = 20, 30
-NAN_AT = 40
+NAN_AT = 40 if len(sys.argv) < 4 else 0
+if not NAN_AT:
+    # Whether all is finite takes an abs(), for which this device is waited for, and no real one.
+    nonfinite_origin.Origin._flag = lambda self, tensors: None  # type: ignore[method-assign]
 device_values.SHARE = 1e9  # however long the copies take on a busy machine, no step is left out for it
 
 
@@ -45,7 +50,8 @@ emu.use()
 model = torch.nn.Linear(8, 8).to("emu")
 optimizer = torch.optim.SGD(model.parameters(), 0.05)
 batches = [torch.randn(4, 8).to("emu") for _ in range(STEPS)]
-batches[NAN_AT - 1] = batches[NAN_AT - 1] * float("nan")
+if NAN_AT:
+    batches[NAN_AT - 1] = batches[NAN_AT - 1] * float("nan")
 emu.synchronize()
 torch.set_default_device("emu")  # a pinned tensor must be asked for on the host
 kept = []
@@ -83,6 +89,14 @@ def sums_of(tensors: list[torch.Tensor]) -> list[int]:
 
 
 sums = [sums_of(tensors) for tensors in held]
-words = {"waits": waits, "sums": sums, "truth": truth, "parameters": [each.tolist() for each in model.parameters()]}
+zeros = active.origin._zeros if active is not None and active.origin is not None else None  # type: ignore[attr-defined]
+lives = [life.input.alive for lives in zeros._lives.values() for life in lives] if zeros is not None else []
+words = {
+    "lives": lives,
+    "waits": waits,
+    "sums": sums,
+    "truth": truth,
+    "parameters": [each.tolist() for each in model.parameters()],
+}
 OUT.write_text(json.dumps(words))
 os._exit(0)

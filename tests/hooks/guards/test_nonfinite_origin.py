@@ -7,11 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-from guardrun.hooks.wire.messages import BatchesNamed, HookFailed
+import pytest
+
+from guardrun.hooks.guards.module_lives import DEAD
+from guardrun.hooks.wire.messages import BatchesNamed, GradientsGrew, HookFailed, ModulesDied
 from tests.hooks.bed import Bed, finish
 
 SCRIPT = str(Path(__file__).parents[1] / "ranks" / "nonfinite.py")
 STEPS, BAD = 6, 3
+DIES_AT, GROWS_AT = 100, 700
+"""Steps at which that is looked at; it is so at every tenth."""
 
 
 def test_the_first_module_is_named_and_nothing_is_another_for_it(bed: Bed, tmp_path: Path) -> None:
@@ -28,6 +33,13 @@ def test_the_first_module_is_named_and_nothing_is_another_for_it(bed: Bed, tmp_p
         (2 * STEPS + BAD, "the gradient of the output of body.2 (Linear)"),
         (3 * STEPS + BAD, "the output of body.0 (Linear)"),
     ]
+    (died,) = bed.hear_all(ModulesDied)
+    assert (died.what, died.modules, died.count, died.looks) == ("output", ["1 (ReLU)"], 1, DEAD)
+    assert (died.since, died.step) == (DIES_AT, DIES_AT + 10 * (DEAD - 1))
+    (grew,) = bed.hear_all(GradientsGrew)
+    assert (grew.step, grew.count) == (GROWS_AT, 2)
+    ((name, usual, now),) = grew.groups
+    assert name == "2" and now == pytest.approx(50 * usual), "the other one has no gradient any more"
 
 
 def test_nobody_asked_for_it(bed: Bed, tmp_path: Path) -> None:
@@ -35,3 +47,4 @@ def test_nobody_asked_for_it(bed: Bed, tmp_path: Path) -> None:
     done = finish(bed.start([SCRIPT, str(tmp_path / "ours")]))
     assert done.returncode == 0, done
     assert [named.origin for named in bed.hear_all(BatchesNamed)] == ["", "", ""]
+    assert bed.hear_all(ModulesDied) == [] and bed.hear_all(GradientsGrew) == []

@@ -1,6 +1,7 @@
 """A rank that trains some steps in several ways; argv: where to write the parameters it ends with, as bytes.
 
-In each way but the first something is not finite at one step, in a module or in its backward pass.
+In each way but the first something is not finite at one step, in a module or in its backward pass. Then another model
+is trained, of which a ReLU dies, and whose loss is large in the end.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import nn
 
 STEPS, BAD = 6, 3
+DIES_AT, GROWS_AT, LONG = 100, 695, 725
 torch.set_num_threads(1)
 now = {"way": "", "step": 0}
 
@@ -66,6 +68,21 @@ def train(way: str) -> None:
         optimizer.zero_grad()
 
 
+def kill() -> nn.Module:
+    """A model whose ReLU gives out nothing from some step on."""
+    net = nn.Sequential(nn.Linear(16, 16), nn.ReLU(inplace=True), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(net.parameters(), 0.01)
+    for step in range(1, LONG + 1):
+        if step == DIES_AT:
+            net[0].bias.data.fill_(-1e3)
+        loss = net(torch.randn(16, 16, generator=torch.Generator().manual_seed(step)) + 1).mean()
+        (loss if step < GROWS_AT else 50 * loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return net
+
+
 for each in ("fine", "output", "gradient", "data"):
     train(each)
-Path(sys.argv[1]).write_bytes(b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters()))
+parameters = [*model.parameters(), *kill().parameters()]
+Path(sys.argv[1]).write_bytes(b"".join(parameter.detach().numpy().tobytes() for parameter in parameters))

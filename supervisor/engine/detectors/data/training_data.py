@@ -1,4 +1,4 @@
-"""Is the data what one thinks it is? Four parts answer, each once a run, with a note: nothing is an incident, or acts.
+"""Is the data what one thinks it is? Five parts answer, each once a run, with a note: nothing is an incident, or acts.
 
 Two are here: a sampler that is to shuffle and gives the same order in each epoch (`same_order`), and ranks whose
 loaders are not equally long (`uneven_loaders`).
@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.engine.detectors.data.chance_loss import ChanceLoss
+from guardrun.supervisor.engine.detectors.data.dead_modules import DeadModules
 from guardrun.supervisor.engine.detectors.data.same_samples import (
     LEAST_BATCHES,
     LEAST_DISTINCT,
@@ -150,6 +151,7 @@ class TrainingData(msgspec.Struct, kw_only=True):
     same_order: SameOrder = msgspec.field(default_factory=SameOrder)
     uneven_loaders: UnevenLoaders = msgspec.field(default_factory=UnevenLoaders)
     chance_loss: ChanceLoss = msgspec.field(default_factory=ChanceLoss)
+    dead_modules: DeadModules = msgspec.field(default_factory=DeadModules)
 
     def begin_attempt(self) -> None:
         """Judge it by itself."""

@@ -30,6 +30,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView
 from guardrun.supervisor.engine.model.verdicts import Detected, Over, Poisoned, Remark, Verdict
 from guardrun.supervisor.engine.observation.metric_window import GRAD_NORM, LOSS
+from guardrun.supervisor.engine.observation.spike_score import add_up, score_of
 
 HEAL_STEPS = 100
 HEAL_S = 20.0
@@ -47,6 +48,8 @@ JUDGED_EVERY_S = 0.5
 MOST_REPORTED = 3
 """Incidents of each cause in a run."""
 MOST_REMARKS = 3
+MOST_GROUPED = 64
+"""Ranks whose gradients are known by group."""
 REMARK_EVERY_S = 600.0
 CONFIDENCE = 0.8
 
@@ -86,10 +89,26 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
     """Incidents of this run, by cause."""
     remarks: int = 0
     remarked_s: float = 0.0
+    grown: dict[int, ev.GradientsGrew] = {}
+    """Per rank: whose gradients had grown when that was said last."""
+    spikes: dict[int, ev.SpikeCounts] = {}
+    """Of ranks, in this attempt; …"""
+    spikes_before: ev.SpikeCounts = ev.SpikeCounts()
+    """… and of all of them in those before."""
 
     def begin_attempt(self) -> None:
-        """Forget the last one."""
-        self.kinds, self.reporters, self.episode = {}, {}, None
+        """Forget the last one, but for how often it spiked."""
+        self.kinds, self.reporters, self.episode, self.grown = {}, {}, None, {}
+        self.spikes_before, self.spikes = add_up((self.spikes_before, *self.spikes.values())), {}
+
+    def note_groups(self, told: ev.GradientsGrew) -> None:
+        """A rank says whose gradients have grown."""
+        if told.global_rank in self.grown or len(self.grown) < MOST_GROUPED:
+            self.grown[told.global_rank] = told
+
+    def spike_score(self) -> dict[str, float | int]:
+        """Of the run so far, as observation/spike_score.py has it; empty: too few values came."""
+        return score_of(add_up((self.spikes_before, *self.spikes.values())))
 
     def judge(
         self,
@@ -108,6 +127,8 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
         return self._judge(episode, attempt, saved, now_s)
 
     def _note(self, rank: int, metrics: ev.TrainingMetrics, now_s: float) -> None:
+        if metrics.spikes is not None:
+            self.spikes[rank] = metrics.spikes
         for bit, value in ((LOSS, metrics.loss), (GRAD_NORM, metrics.grad_norm)):
             if value is not None and not self.kinds.get(rank, 0) & bit:
                 self.kinds[rank] = self.kinds.get(rank, 0) | bit
@@ -182,6 +203,9 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
         evidence = spike_evidence.evidence(cause, levels, episode.losses, first=step, last=episode.last)
         if episode.learning_rate is not None:
             evidence["learning_rate"] = episode.learning_rate
+        evidence |= spike_evidence.groups(self.grown, culprit, since=step)
+        if score := self.spike_score():
+            evidence["spike_score"] = score
         return [
             Detected(
                 key=episode.key,

@@ -21,7 +21,15 @@ from guardrun.supervisor.engine.model.derived_events import ExitBooked
 from guardrun.supervisor.engine.model.run_view import RunView, attempt_of, running_attempt
 from guardrun.supervisor.engine.model.verdicts import Verdict
 
-Observed = ev.NodeReport | ev.CheckpointSaved | ev.CheckpointLoaded | ev.BatchesNamed | ExitBooked
+Observed = (
+    ev.NodeReport
+    | ev.CheckpointSaved
+    | ev.CheckpointLoaded
+    | ev.BatchesNamed
+    | ev.ModulesDied
+    | ev.GradientsGrew
+    | ExitBooked
+)
 
 
 class Numeric(msgspec.Struct, kw_only=True):
@@ -32,6 +40,8 @@ class Numeric(msgspec.Struct, kw_only=True):
         ev.CheckpointSaved,
         ev.CheckpointLoaded,
         ev.BatchesNamed,
+        ev.ModulesDied,
+        ev.GradientsGrew,
         ExitBooked,
     )
     attempt: int = -1
@@ -64,6 +74,11 @@ class Numeric(msgspec.Struct, kw_only=True):
             return ()
         if isinstance(event, ev.BatchesNamed):
             self.nan_loss.named[event.global_rank] = event
+            return ()
+        if isinstance(event, ev.ModulesDied):
+            return self.training_data.dead_modules.judge(event, attempt)
+        if isinstance(event, ev.GradientsGrew):
+            self.metric_spikes.note_groups(event)
             return ()
         reports = [(report.global_rank, report.metrics) for report in event.ranks if report.metrics is not None]
         checks = [(report.global_rank, check) for report in event.ranks for check in report.replicas]

@@ -192,6 +192,16 @@ def evidence(
     return found
 
 
+def groups(grown: Mapping[int, ev.GradientsGrew], culprit: int | None, *, since: int) -> dict[str, Any]:
+    """Whose gradients had grown most, as one rank has told since then: the culprit, or the first of those that have."""
+    told = {rank: one for rank, one in grown.items() if one.step >= since - TOGETHER and one.groups}
+    if not told:
+        return {}
+    one = told[culprit if culprit in told else min(told)]
+    norms = [{"group": group.name, "usual": group.usual, "now": group.now} for group in one.groups[:MAX_SHOWN]]
+    return {"gradient_groups": norms, "gradient_groups_of": {"rank": one.global_rank, "step": one.step}}
+
+
 def sentence(found: Mapping[str, Any], culprit: int | None, attempt: AttemptView, reporting: int) -> str:
     """The summary of the incident. found: its evidence; reporting: ranks that report the value."""
     name, first, ranks = found["value"], found["first_step"], str(found["ranks"])
@@ -205,6 +215,9 @@ def sentence(found: Mapping[str, Any], culprit: int | None, attempt: AttemptView
         text += f" (batch {batch})" if batch else ""
     elif "loss" in found and found["loss"]["now"] > found["loss"]["usual"]:
         text += f"; the loss went from {found['loss']['usual']:.4g} to {found['loss']['now']:.4g}"
+    first_group = next(iter(found.get("gradient_groups", ())), None)
+    if first_group is not None and first_group["usual"] > 0 and first_group["group"]:
+        text += f"; of all gradients those of {first_group['group']} had grown most"
     return f"{text}."
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 
 from guardrun.supervisor.engine.detectors.numeric import metric_spikes
+from guardrun.supervisor.engine.model import events as ev
 from tests.engine.conftest import ERROR, Told
 from tests.engine.detectors.numeric.curves import (
     EVERYBODY,
@@ -235,3 +236,80 @@ def test_a_norm_alone_with_losses_as_they_were(told: Told) -> None:
     )
     training = Training(told, 2).go(level, 1400)
     assert told.incidents == {} and training.remarks == []
+
+
+# The run's spike score -----------------------------------------------------------------------------------------------
+
+
+def test_the_runs_spike_score_is_of_all_ranks_and_attempts(told: Told) -> None:
+    told.running(ranks=2)
+    steady = without_norm(plain(3, tau=1.0))
+    training = Training(told, 2, per_second=20).go(steady, 900)
+    assert told.engine.summary(told.now_s).spike_score == {}, "a thousand values have to come first"
+    training.go(scaled(steady, leap(1501, 3)), 1300)
+    score = told.engine.summary(told.now_s).spike_score
+    assert 2 * 1000 < score["losses"] <= 2 * 1200 and set(score) == {"loss", "losses"}
+    spikes = score["loss"] * score["losses"]
+    assert 2 <= round(spikes, 2) <= 2 * 30, "after the first ones they lie within the window, which they have widened"
+    assert only(told).evidence["spike_score"]["loss"] > 0
+    told.crashed(error=ERROR)
+    told.restarted()
+    assert told.engine.summary(told.now_s).spike_score == score
+    Training(told, 2, per_second=20).go(steady, 1500)
+    again = told.engine.summary(told.now_s).spike_score
+    assert score["losses"] + 2 * 300 < again["losses"] <= score["losses"] + 2 * 500
+    assert again["loss"] * again["losses"] == pytest.approx(spikes, abs=0.01)
+
+
+# Gradients by group of modules ----------------------------------------------------------------------------------------
+
+
+def grown(rank: int, step: int, *groups: tuple[str, float, float], attempt: int = 0) -> ev.GradientsGrew:
+    found = [ev.GroupNorm(*group) for group in groups]
+    return ev.GradientsGrew(attempt=attempt, global_rank=rank, step=step, groups=found, count=9)
+
+
+def test_the_group_whose_gradients_had_grown_most_is_named(told: Told) -> None:
+    told.running(ranks=2)
+    curve = scaled(plain(4), lambda rank, step: 1.0, leap(600, 300))
+    training = Training(told, 2).go(curve, 590)
+    training.hear(told.tell(grown(1, 610, ("layers.7", 0.5, 150.0), ("layers.6", 0.5, 1.0)), told.now_s + 1))
+    assert told.incidents == {}
+    training.go(curve, 700)
+    incident = only(told)
+    assert incident.cause == "grad_explosion"
+    assert incident.summary.endswith("; of all gradients those of layers.7 had grown most.")
+    assert incident.evidence["gradient_groups"] == [
+        {"group": "layers.7", "usual": 0.5, "now": 150.0},
+        {"group": "layers.6", "usual": 0.5, "now": 1.0},
+    ]
+    assert incident.evidence["gradient_groups_of"] == {"rank": 1, "step": 610}
+
+
+def test_the_culprits_own_groups_count(told: Told) -> None:
+    told.running(ranks=3)
+    spoilt = scaled(plain(1), leap(801, 4), leap(800, 150))
+    curve = scaled(spoilt, lambda of, step: 30.0 if of == 1 and step == 800 else 1.0)
+    training = Training(told, 3).go(curve, 790)
+    for rank, name in enumerate(("head", "layers.3", "embed")):
+        training.hear(told.tell(grown(rank, 802, (name, 1.0, 5.0)), told.now_s + 0.1))
+    training.go(curve, 700)
+    incident = only(told)
+    assert culprits(incident) == [1] and incident.evidence["gradient_groups_of"] == {"rank": 1, "step": 802}
+    assert incident.evidence["gradient_groups"][0]["group"] == "layers.3"
+
+
+def test_what_had_grown_long_before_or_in_another_attempt_is_not_named(told: Told) -> None:
+    told.running(ranks=2)
+    curve = scaled(without_norm(plain(1)), leap(700, 3))
+    training = Training(told, 2).go(curve, 660)
+    training.hear(told.tell(grown(0, 660, ("a", 1.0, 5.0)), told.now_s + 0.1))
+    training.hear(told.tell(grown(1, 700), told.now_s + 0.1))
+    training.go(curve, 640)
+    assert "gradient_groups" not in only(told).evidence and "of all gradients" not in only(told).summary
+    told.crashed(error=ERROR)
+    told.restarted()
+    training.hear(told.tell(grown(0, 9, ("a", 1.0, 5.0)), told.now_s + 0.1))
+    assert told.state.detectors.numeric.metric_spikes.grown == {}
+    training.hear(told.tell(grown(0, 9, ("a", 1.0, 5.0), attempt=1), told.now_s + 0.1))
+    assert set(told.state.detectors.numeric.metric_spikes.grown) == {0}
