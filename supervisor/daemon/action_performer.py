@@ -122,12 +122,12 @@ class Performer:
         self._context.chooser.rest()
         self._notified = [process for process in self._notified if process.poll() is None]
 
-    def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
+    def saved(self, path: str, step: int, wall_s: float, inode: int, attempt: int) -> None:
         """A rank saved: note it, and check it now, so that choosing takes milliseconds when it is needed."""
         chooser = self._context.chooser
 
         def work() -> None:
-            chooser.saw_saved(path, step, wall_s, inode)
+            chooser.saw_saved(path, step, wall_s, inode, attempt)
             self._keep_chooser()
             newest = chooser.prevalidate()
             self._saving.seen(newest)

@@ -144,10 +144,10 @@ class Poisoned(msgspec.Struct, frozen=True, kw_only=True):
     """Steps: where it goes wrong as near to an earlier one, it is the same again."""
     since_s: float
     """When the first report of it came."""
-    sound: Sequence[str]
-    """Checkpoints of this attempt that are known to hold an earlier step, one that the first bad one did not follow."""
-    unsound: Sequence[str]
-    """The others of this attempt."""
+    from_step: int
+    """Checkpoints of this attempt from this step on may be spoilt; those of earlier ones are not."""
+    is_any_sound: bool
+    """Such an earlier one was seen to be saved."""
     named: Mapping[int, ev.BatchesNamed]
     """Per rank, the batches around its first step that was not finite."""
     is_clear: bool

@@ -39,7 +39,7 @@ def name_batches(
 
 def verdict(named: Named, *, is_clear: bool = True, is_step_known: bool = True) -> Poisoned:
     return Poisoned(
-        key="", step=BAD_AT, since_s=0.0, sound=(), unsound=(), named=named, is_clear=is_clear,
+        key="", step=BAD_AT, since_s=0.0, from_step=BAD_AT - 1, is_any_sound=True, named=named, is_clear=is_clear,
         is_step_known=is_step_known,
     )  # fmt: skip
 

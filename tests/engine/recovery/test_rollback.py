@@ -45,7 +45,7 @@ def test_the_attempt_is_ended_and_what_it_saved_since_is_not_chosen(told: Told) 
     assert stopped_s - incident.onset_s < 5.0 and incident.acted_s is not None
     [choice] = [action for action in begin_next(told) if isinstance(action, ac.ChooseCheckpoint)]
     [spoiled] = choice.spoiled
-    assert (spoiled.since_s, spoiled.sound, spoiled.unsound) == (incident.onset_s, [GOOD.path], [BAD.path])
+    assert (spoiled.since_s, spoiled.attempt, spoiled.from_step) == (incident.onset_s, 0, BAD_AT - 1)
     assert spoiled.until_s > stopped_s
     Heard(told, step=800).go(plain(2), 200)
     incident = only(told)
@@ -60,6 +60,27 @@ def test_nor_later_when_something_else_stops_the_run(told: Told) -> None:
     Heard(told, step=800).go(plain(2), 10)
     again = [action for action in told.crashed() if isinstance(action, ac.ChooseCheckpoint)]
     assert [choice.spoiled for choice in again] == [first.spoiled]
+
+
+def test_what_was_saved_since_the_last_value_that_was_seen_may_have_it_already(told: Told) -> None:
+    """Values are seen every ten steps: at 800 all was well, and not any more at 810."""
+    told.running(ranks=2, **ROLLS_BACK)
+    curve = every(poisoned(plain(1), 1, 803), 10)
+    heard = Heard(told).go(curve, 795).saves(BEFORE).go(curve, 500)
+    assert only(told).step == 810 and heard.is_stopped, why(told)
+    [choice] = [action for action in begin_next(told) if isinstance(action, ac.ChooseCheckpoint)]
+    assert choice.spoiled[0].from_step == 800
+
+
+def test_nor_is_a_checkpoint_gone_back_to_that_has_it_where_values_are_seen_now_and_then(told: Told) -> None:
+    told.running(ranks=2, **ROLLS_BACK)
+    Heard(told).go(every(plain(1), 10), 820).saves(BAD)
+    told.crashed()
+    resume(told, BAD.step, BAD.path)
+    heard = Heard(told, step=820).go(every(instead(plain(1), lambda *_: Values(NAN, NAN)), 10), 500)
+    *_, incident = told.incidents.values()
+    assert not heard.is_stopped
+    assert incident.evidence["not_rolled_back"] == "/out/ckpt_820.pt, from which it resumed, has it already"
 
 
 def test_by_default_nothing_is_ended(told: Told) -> None:
@@ -206,7 +227,7 @@ def test_a_loss_that_has_leapt_up_for_good_is_left_behind(told: Told) -> None:
     assert incident.evidence["batches_not_left_out"] == "which batches did it isn't known"
     [choice] = [action for action in begin_next(told, BEFORE) if isinstance(action, ac.ChooseCheckpoint)]
     [spoiled] = choice.spoiled
-    assert (spoiled.sound, spoiled.unsound) == ([BEFORE.path], [GOOD.path, BAD.path])
+    assert BEFORE.step < spoiled.from_step <= GOOD.step
     Heard(told, 3, step=500).go(plain(2), 900)
     incident = only(told)
     assert (incident.action, incident.resumed_from) == ("restart", BEFORE)

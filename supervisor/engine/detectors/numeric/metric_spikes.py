@@ -206,15 +206,15 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
             return ()
         episode.is_spoilt = True
         # It may have begun to go wrong some steps before it was far off.
-        sound = [path for path, step in saved.items() if step < episode.step - TOGETHER]
+        from_step = episode.step - TOGETHER
         return [
             Poisoned(
                 key=episode.key,
                 step=episode.step,
                 within=HEAL_STEPS,
                 since_s=episode.began_s,
-                sound=sound,
-                unsound=[path for path in saved if path not in sound],
+                from_step=from_step,
+                is_any_sound=any(step < from_step for step in saved.values()),
                 named={},
                 is_clear=False,
                 is_step_known=False,

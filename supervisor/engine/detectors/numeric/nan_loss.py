@@ -145,15 +145,15 @@ class NanLoss(msgspec.Struct, kw_only=True):
         assert onset is not None
         episode.is_poisoned, step = True, onset.step
         # The step before may have been the one that did it: where norms are not seen, the next loss is the first sign.
-        sound = [path for path, saved in self.saved.items() if saved < step - 1]
-        unsound = [path for path in self.saved if path not in sound]
+        # So may any since the last one whose values were seen.
+        from_step = step - onset.apart
         return [
             Poisoned(
                 key=episode.key,
                 step=step,
                 since_s=episode.began_s,
-                sound=sound,
-                unsound=unsound,
+                from_step=from_step,
+                is_any_sound=any(saved < from_step for saved in self.saved.values()),
                 named=dict(self.named),
                 is_clear=onset.is_clear(self.ranks),
                 is_step_known=onset.apart == 1 and not onset.is_unclear and not onset.unheard,

@@ -13,17 +13,15 @@ from guardrun.supervisor.engine.model.verdicts import Poisoned
 from guardrun.supervisor.engine.recovery.voluntary import refusals
 from guardrun.supervisor.engine.state.state import State, attempt_of
 
-SAME_STEPS = 1
-
 
 def why_not(state: State, verdict: Poisoned) -> str:
     """Why the attempt goes on as it is; empty: it is to be ended."""
     settings, resumed = state.settings, attempt_of(state).resumed_from
     if why := refusals.why_not(state):
         return why
-    if resumed is not None and verdict.step <= resumed.step + SAME_STEPS:
+    if resumed is not None and verdict.from_step <= resumed.step:
         return f"{resumed.path}, from which it resumed, has it already"
-    if resumed is None and not verdict.sound:
+    if resumed is None and not verdict.is_any_sound:
         return "no checkpoint from before is known"
     if len(state.rollbacks) >= settings.max_rollbacks:
         return f"there were {len(state.rollbacks)} already (max_rollbacks)"
@@ -35,5 +33,6 @@ def why_not(state: State, verdict: Poisoned) -> str:
 def note(state: State, verdict: Poisoned) -> None:
     """What is written from then on, until nothing of the attempt is alive, is not to be chosen."""
     state.rollbacks.append(verdict.step)
-    spoiled = Spoiled(since_s=verdict.since_s, until_s=0.0, sound=list(verdict.sound), unsound=list(verdict.unsound))
+    attempt = attempt_of(state).number
+    spoiled = Spoiled(attempt=attempt, from_step=verdict.from_step, since_s=verdict.since_s, until_s=0.0)
     state.spoiled.append(spoiled)
