@@ -133,6 +133,17 @@ class ExceptionsCaught(msgspec.Struct, frozen=True, kw_only=True):
     global_ranks: Sequence[int]
 
 
+class BadStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the one step that poisoned parameters, and of its batches."""
+
+    named: Mapping[int, ev.BatchesNamed]
+    """Per rank, the batches around its first step that was not finite."""
+    is_clear: bool
+    """It was in that step that parameters were poisoned; else in that or the one before."""
+    is_step_known: bool
+    """Values are seen in each step."""
+
+
 class Poisoned(msgspec.Struct, frozen=True, kw_only=True):
     """What is trained is spoilt on all ranks, and will stay so: only a checkpoint from before helps."""
 
@@ -148,12 +159,8 @@ class Poisoned(msgspec.Struct, frozen=True, kw_only=True):
     """Checkpoints of this attempt from this step on may be spoilt; those of earlier ones are not."""
     is_any_sound: bool
     """Such an earlier one was seen to be saved."""
-    named: Mapping[int, ev.BatchesNamed]
-    """Per rank, the batches around its first step that was not finite."""
-    is_clear: bool
-    """It was in that step that parameters were poisoned; else in that or the one before."""
-    is_step_known: bool
-    """Values are seen in each step."""
+    bad_step: BadStep | None = None
+    """None: it went wrong by and by, and which batches did it isn't known."""
 
 
 class RunsOut(msgspec.Struct, frozen=True, kw_only=True):

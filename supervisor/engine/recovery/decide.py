@@ -245,16 +245,10 @@ def _roll_back(state: State, verdict: Poisoned, now_s: float) -> list[Action]:
 
 def _stop_diverged(state: State, verdict: Diverged, now_s: float) -> list[Action]:
     """End the run where the user wants that; restart_policy.py gives up."""
-    settings = state.settings
-    if not settings.stops_diverged:
+    if not state.settings.stops_diverged:
         return []
     incident_id = state.detected[verdict.key]
-    why = refusals.why_not_now(state)
-    if not settings.act:
-        why = "[policy] act = false"
-    elif settings.is_torchrun_agent:
-        why = "torchrun's own agent would begin anew"
-    if why:
+    if why := refusals.why_not_acted(state) or refusals.why_not_now(state):
         evidence = {**state.incidents[incident_id].evidence, "not_stopped": why}
         said = announce(f"incident {incident_id}: the run is not stopped: {why}", "warn")
         return [change(state, incident_id, evidence=evidence), said]

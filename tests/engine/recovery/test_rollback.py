@@ -92,7 +92,7 @@ def test_by_default_nothing_is_ended(told: Told) -> None:
     ("settings", "words"),
     [
         ({"act": False}, "[policy] act = false"),
-        ({"is_torchrun_agent": True}, "torchrun's own agent"),
+        ({"is_torchrun_agent": True}, "torchrun's own agent decides what follows"),
         ({"resumes": False}, "its own choice"),
         ({"max_restarts": 0}, "max_restarts"),
         ({"max_rollbacks": 0}, "max_rollbacks"),

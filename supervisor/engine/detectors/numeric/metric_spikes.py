@@ -215,9 +215,6 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
                 since_s=episode.began_s,
                 from_step=from_step,
                 is_any_sound=any(step < from_step for step in saved.values()),
-                named={},
-                is_clear=False,
-                is_step_known=False,
             )
         ]
 

@@ -23,7 +23,7 @@ from guardrun.supervisor.engine.detectors.numeric import nan_evidence, nan_sente
 from guardrun.supervisor.engine.detectors.numeric.nan_evidence import CAUSE, MAX_CULPRITS, Onset, RankMetrics, Run
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView, RunView
-from guardrun.supervisor.engine.model.verdicts import Changed, Detected, Over, Poisoned, Remark, Verdict
+from guardrun.supervisor.engine.model.verdicts import BadStep, Changed, Detected, Over, Poisoned, Remark, Verdict
 from guardrun.supervisor.engine.observation.metric_window import LEFT_OUT, LOSS, NONFINITE
 
 WAIT_S = 8.0
@@ -154,9 +154,11 @@ class NanLoss(msgspec.Struct, kw_only=True):
                 since_s=episode.began_s,
                 from_step=from_step,
                 is_any_sound=any(saved < from_step for saved in self.saved.values()),
-                named=dict(self.named),
-                is_clear=onset.is_clear(self.ranks),
-                is_step_known=onset.apart == 1 and not onset.is_unclear and not onset.unheard,
+                bad_step=BadStep(
+                    named=dict(self.named),
+                    is_clear=onset.is_clear(self.ranks),
+                    is_step_known=onset.apart == 1 and not onset.is_unclear and not onset.unheard,
+                ),
             )
         ]
 
