@@ -266,9 +266,9 @@ class Chooser:
             format=one.format,
         )
 
-    def prevalidate(self) -> Choice:
+    def prevalidate(self, spoiled: Sequence[Spoiled] = ()) -> Choice:
         """Check now what `choose` would check, so that it takes milliseconds when it is asked."""
-        return self.choose()
+        return self.choose(spoiled=spoiled)
 
     def hurry(self) -> None:
         """A choice is about to be asked for: what is being judged at leisure must not hold it up. For any thread."""

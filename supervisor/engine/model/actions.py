@@ -111,9 +111,11 @@ class Spoiled(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChooseCheckpoint(_Action, frozen=True, kw_only=True, tag="choose_checkpoint"):
-    """The newest whole, eligible checkpoint. Only asked for while nothing of an attempt is alive."""
+    """The newest whole, eligible checkpoint, for the next attempt. Nothing of one is alive, unless is_look."""
 
     choice: int
+    is_look: bool = False
+    """Ranks train still, and are ended only if there is one. What can't be judged is none."""
     avoid: list[str] = []
     """Not these, as long as they are as they were: the script could not load them."""
     spoiled: list[Spoiled] = []

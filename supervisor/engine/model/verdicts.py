@@ -157,8 +157,6 @@ class Poisoned(msgspec.Struct, frozen=True, kw_only=True):
     """When the first report of it came."""
     from_step: int
     """Checkpoints of this attempt from this step on may be spoilt; those of earlier ones are not."""
-    is_any_sound: bool
-    """Such an earlier one was seen to be saved."""
     bad_step: BadStep | None = None
     """None: it went wrong by and by, and which batches did it isn't known."""
 

@@ -39,7 +39,7 @@ def name_batches(
 
 def verdict(named: Named, *, is_clear: bool = True, is_step_known: bool = True) -> Poisoned:
     bad_step = BadStep(named=named, is_clear=is_clear, is_step_known=is_step_known)
-    return Poisoned(key="", step=BAD_AT, since_s=0.0, from_step=BAD_AT - 1, is_any_sound=True, bad_step=bad_step)
+    return Poisoned(key="", step=BAD_AT, since_s=0.0, from_step=BAD_AT - 1, bad_step=bad_step)
 
 
 def planned(named: Named, **more: bool) -> dict[int, list[list[int]]]:

@@ -116,7 +116,108 @@ def test_without_a_checkpoint_from_before_it_goes_on(told: Told) -> None:
     told.running(ranks=2, **ROLLS_BACK)
     curve = poisoned(plain(1), 1, BAD_AT)
     heard = Heard(told).go(curve, 820).saves(BAD).go(curve, 80)
-    assert not heard.is_stopped and "no checkpoint from before" in why(told)
+    assert not heard.is_stopped and why(told) == "no whole checkpoint from before is there"
+    assert told.state.spoiled == [] and told.state.rollbacks == []
+
+
+def test_what_would_be_saved_at_the_end_is_of_no_use(told: Told) -> None:
+    """A handler of SIGTERM would write it over the one that is gone back to."""
+    heard = goes_wrong(told)
+    [stop] = [action for action in heard.actions if isinstance(action, ac.StopAttempt)]
+    assert stop.grace_s == 0.0
+
+
+def test_ranks_that_are_killed_at_once_have_not_fallen_by_themselves(told: Told) -> None:
+    goes_wrong(told)
+    stopped_s = told.now_s
+    for rank in (0, 1):
+        told.exits(rank, -9, stopped_s + 0.02)
+    assert "ChooseCheckpoint" in kinds(told.stopped(stopped_s + 0.1))
+    assert [(one.cause, one.action) for one in told.incidents.values()] == [("nan_loss", "restart")]
+
+
+# What there is to go back to is looked for first -------------------------------------------------------------------
+
+
+def looks(told: Told, **settings: object) -> tuple[Heard, ac.ChooseCheckpoint]:
+    """An attempt that has gone wrong, and the question that nobody has answered yet."""
+    told.running(ranks=2, **{**ROLLS_BACK, **settings})
+    curve, heard = poisoned(plain(1), 1, BAD_AT), Heard(told)
+    heard.answers = False
+    heard.go(curve, 800).saves(GOOD).go(curve, 100)
+    [look] = [action for action in heard.actions if isinstance(action, ac.ChooseCheckpoint)]
+    assert look.is_look and not heard.is_stopped and told.phase is Phase.RUNNING
+    told.check()
+    return heard, look
+
+
+def is_ended_by(actions: list[ac.Action]) -> bool:
+    return "StopAttempt" in kinds(actions)
+
+
+def test_the_attempt_is_ended_once_there_is_one(told: Told) -> None:
+    heard, look = looks(told)
+    [spoiled] = look.spoiled
+    assert (spoiled.attempt, spoiled.from_step, spoiled.until_s) == (0, BAD_AT - 1, pytest.approx(told.now_s, abs=5.0))
+    assert not is_ended_by(told.tell(ev.CheckpointChosen(choice=look.choice - 1, checkpoint=GOOD)))
+    assert is_ended_by(heard.answer(look)) and told.phase is Phase.STOPPING
+
+
+def test_folders_that_do_not_answer_hold_nothing_up(told: Told) -> None:
+    heard, look = looks(told)
+    heard.go(poisoned(plain(1), 1, BAD_AT), 3000)
+    told.tick()
+    assert why(told) == "the folders of checkpoints do not answer"
+    assert not is_ended_by(heard.answer(look)), "too late"
+    assert only(told).acted_s is None and told.state.rollbacks == []
+
+
+def test_what_could_not_be_looked_for_is_said(told: Told) -> None:
+    _, look = looks(told)
+    assert not is_ended_by(told.tell(ev.CheckpointChosen(choice=look.choice, error="OSError: stale")))
+    assert why(told) == "no whole checkpoint from before is there (OSError: stale)"
+
+
+def test_a_rank_that_comes_to_its_end_meanwhile_is_let_end(told: Told) -> None:
+    heard, look = looks(told)
+    told.tell(ev.RankEnded(attempt=0, global_rank=1))
+    assert not is_ended_by(heard.answer(look)) and why(told) == "a rank has ended already"
+
+
+def test_a_run_that_is_held_meanwhile_goes_on(told: Told) -> None:
+    heard, look = looks(told)
+    told.tell(ev.HoldSet(is_held=True, who="me"))
+    assert not is_ended_by(heard.answer(look)) and "guardctl hold" in why(told)
+
+
+def test_what_is_over_meanwhile_ends_nothing(told: Told) -> None:
+    heard, look = looks(told)
+    heard.go(plain(1), 200)
+    assert only(told).recovered_s is not None
+    assert not is_ended_by(heard.answer(look)) and not why(told)
+
+
+def test_a_rank_that_falls_meanwhile_has_its_own_choice(told: Told) -> None:
+    heard, look = looks(told)
+    [choice] = [action for action in told.crashed() if isinstance(action, ac.ChooseCheckpoint)]
+    assert not choice.is_look and choice.choice > look.choice
+    assert kinds(heard.answer(look)) == [] and told.phase is Phase.CHOOSING
+
+
+def test_a_supervisor_that_is_started_anew_asks_again(told: Told) -> None:
+    _, look = looks(told)
+    again = told.branch()
+    [repeated] = [action for action in again.tell(ev.SupervisorRestarted()) if isinstance(action, ac.ChooseCheckpoint)]
+    assert (repeated.choice, repeated.is_look) == (look.choice, True)
+    assert is_ended_by(again.tell(ev.CheckpointChosen(choice=look.choice, checkpoint=GOOD)))
+    again.check()
+
+
+def test_time_that_nobody_had_does_not_count(told: Told) -> None:
+    heard, look = looks(told)
+    told.tell(ev.TimeSkipped(gap_s=1000.0), told.now_s + 1000.0)
+    assert not why(told)
+    assert is_ended_by(heard.answer(look))
 
 
 def test_while_a_person_holds_the_run_it_goes_on(told: Told) -> None:
@@ -232,6 +333,15 @@ def test_a_loss_that_has_leapt_up_for_good_is_left_behind(told: Told) -> None:
     incident = only(told)
     assert (incident.action, incident.resumed_from) == ("restart", BEFORE)
     assert incident.recovered_s is not None and told.phase is Phase.RUNNING
+
+
+def test_a_leap_with_nothing_from_before_it_is_trained_on(told: Told) -> None:
+    """A script that keeps its newest alone: to begin anew would lose all."""
+    told.running(ranks=3, **ROLLS_BACK)
+    curve = scaled(plain(1), leap(BAD_AT, 4))
+    heard = Heard(told, 3).go(curve, 800).saves(GOOD).go(curve, 1100)
+    assert not heard.is_stopped and told.phase is Phase.RUNNING
+    assert why(told) == "no whole checkpoint from before is there"
 
 
 def test_by_default_it_is_told_and_nothing_is_ended(told: Told) -> None:

@@ -14,7 +14,7 @@ gets worse with it, or where it is ALONE times what it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
@@ -95,17 +95,16 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
         self,
         reports: Sequence[tuple[int, ev.TrainingMetrics]],
         attempt: AttemptView,
-        saved: Mapping[str, int],
         now_s: float,
     ) -> Sequence[Verdict]:
-        """Take reports of ranks in, and see whether what was odd is still. saved: checkpoint → its step."""
+        """Take reports of ranks in, and see whether what was odd is still."""
         for rank, metrics in reports:
             self._note(rank, metrics, now_s)
         episode = self.episode
         if episode is None or now_s - episode.judged_s < JUDGED_EVERY_S:
             return ()
         episode.judged_s = now_s
-        return self._judge(episode, attempt, saved, now_s)
+        return self._judge(episode, attempt, now_s)
 
     def _note(self, rank: int, metrics: ev.TrainingMetrics, now_s: float) -> None:
         for bit, value in ((LOSS, metrics.loss), (GRAD_NORM, metrics.grad_norm)):
@@ -144,15 +143,13 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
             if (level := make(start, metrics, now_s)) is not None:
                 levels[rank] = level
 
-    def _judge(
-        self, episode: Episode, attempt: AttemptView, saved: Mapping[str, int], now_s: float
-    ) -> Sequence[Verdict]:
+    def _judge(self, episode: Episode, attempt: AttemptView, now_s: float) -> Sequence[Verdict]:
         high_losses, high_norms = (_high(levels, 1) for levels in (episode.losses, episode.norms))
         is_loss = 2 * len(high_losses) > self.reporters.get(LOSS, 0)
         is_norm = 2 * len(high_norms) > self.reporters.get(GRAD_NORM, 0)
         if episode.key:
             if is_norm if episode.cause == EXPLOSION else is_loss:
-                return self._spoilt(episode, saved, now_s)
+                return self._spoilt(episode, now_s)
         elif is_loss or (is_norm and _explodes(high_norms)):
             episode.was_high = True
             return self._found(episode, attempt, now_s)
@@ -196,7 +193,7 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
             )
         ]
 
-    def _spoilt(self, episode: Episode, saved: Mapping[str, int], now_s: float) -> Sequence[Verdict]:
+    def _spoilt(self, episode: Episode, now_s: float) -> Sequence[Verdict]:
         """Whether the loss of most ranks has been high for so long that it will not come back."""
         stays = [level for level in _high(episode.losses, HIGHS).values() if level.stays]
         since, since_s = episode.last - episode.step, now_s - episode.began_s
@@ -206,15 +203,13 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
             return ()
         episode.is_spoilt = True
         # It may have begun to go wrong some steps before it was far off.
-        from_step = episode.step - TOGETHER
         return [
             Poisoned(
                 key=episode.key,
                 step=episode.step,
                 within=HEAL_STEPS,
                 since_s=episode.began_s,
-                from_step=from_step,
-                is_any_sound=any(step < from_step for step in saved.values()),
+                from_step=episode.step - TOGETHER,
             )
         ]
 

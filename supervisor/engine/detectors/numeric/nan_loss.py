@@ -146,14 +146,12 @@ class NanLoss(msgspec.Struct, kw_only=True):
         episode.is_poisoned, step = True, onset.step
         # The step before may have been the one that did it: where norms are not seen, the next loss is the first sign.
         # So may any since the last one whose values were seen.
-        from_step = step - onset.apart
         return [
             Poisoned(
                 key=episode.key,
                 step=step,
                 since_s=episode.began_s,
-                from_step=from_step,
-                is_any_sound=any(saved < from_step for saved in self.saved.values()),
+                from_step=step - onset.apart,
                 bad_step=BadStep(
                     named=dict(self.named),
                     is_clear=onset.is_clear(self.ranks),

@@ -2,16 +2,22 @@
 
 An attempt whose parameters are no numbers any more, or whose loss has leapt up for good, trains for nothing. It is
 ended, and the next one resumes from the newest checkpoint that was written before: none that was written since is
-chosen again (`State.spoiled`). Where the same step goes wrong again it is the data or the code, and another rollback
-would not help.
+chosen again (`State.spoiled`). That there is a whole one is looked at first, while the ranks train on: a script may
+keep only a few, or one that it writes over. Where the same step goes wrong again it is the data or the code, and
+another rollback would not help.
 """
 
 from __future__ import annotations
 
-from guardrun.supervisor.engine.model.actions import Spoiled
+import msgspec
+
+from guardrun.supervisor.engine.model.actions import ChooseCheckpoint, Spoiled
 from guardrun.supervisor.engine.model.verdicts import Poisoned
 from guardrun.supervisor.engine.recovery.voluntary import refusals
-from guardrun.supervisor.engine.state.state import State, attempt_of
+from guardrun.supervisor.engine.state.state import GoingBack, State, attempt_of
+
+LOOK_S = 120.0
+"""For the checkpoints' file system; training goes on meanwhile."""
 
 
 def why_not(state: State, verdict: Poisoned) -> str:
@@ -21,8 +27,6 @@ def why_not(state: State, verdict: Poisoned) -> str:
         return why
     if resumed is not None and verdict.from_step <= resumed.step:
         return f"{resumed.path}, from which it resumed, has it already"
-    if resumed is None and not verdict.is_any_sound:
-        return "no checkpoint from before is known"
     if len(state.rollbacks) >= settings.max_rollbacks:
         return f"there were {len(state.rollbacks)} already (max_rollbacks)"
     if any(abs(step - verdict.step) <= verdict.within for step in state.rollbacks):
@@ -30,9 +34,34 @@ def why_not(state: State, verdict: Poisoned) -> str:
     return ""
 
 
+def look(state: State, verdict: Poisoned, now_s: float) -> ChooseCheckpoint:
+    """Ask for what there is to go back to, while the ranks train on."""
+    state.choice += 1
+    attempt_of(state).going_back = GoingBack(verdict=verdict, choice=state.choice, until_s=now_s + LOOK_S)
+    return look_again(state, now_s)
+
+
+def look_again(state: State, now_s: float) -> ChooseCheckpoint:
+    """The same question, of which the answer is still to come."""
+    going_back = attempt_of(state).going_back
+    assert going_back is not None
+    spoiled = spoiled_until(state, now_s)
+    return ChooseCheckpoint(choice=going_back.choice, is_look=True, avoid=list(state.avoid), spoiled=spoiled)
+
+
+def spoiled_until(state: State, now_s: float) -> list[Spoiled]:
+    """What is spoilt by now, that of an attempt which is about to be ended for it included."""
+    spoiled = [one if one.until_s else msgspec.structs.replace(one, until_s=now_s) for one in state.spoiled]
+    going_back = state.attempt.going_back if state.attempt is not None else None
+    return spoiled if going_back is None else [*spoiled, _spoiled(state, going_back.verdict, until_s=now_s)]
+
+
 def note(state: State, verdict: Poisoned) -> None:
     """What is written from then on, until nothing of the attempt is alive, is not to be chosen."""
     state.rollbacks.append(verdict.step)
+    state.spoiled.append(_spoiled(state, verdict, until_s=0.0))
+
+
+def _spoiled(state: State, verdict: Poisoned, *, until_s: float) -> Spoiled:
     attempt = attempt_of(state).number
-    spoiled = Spoiled(attempt=attempt, from_step=verdict.from_step, since_s=verdict.since_s, until_s=0.0)
-    state.spoiled.append(spoiled)
+    return Spoiled(attempt=attempt, from_step=verdict.from_step, since_s=verdict.since_s, until_s=until_s)
