@@ -10,7 +10,8 @@ Rules:
   no older than the first file that it was seen to write in the same folder: a save that a crash cut short is never
   reported.
 - A path may be gone because it was renamed into place: the file is found again by inode, size and mtime.
-- What could not be judged is passed over for what is whole, and taken where nothing is: the newest of it.
+- What could not be judged is passed over for what is whole, and taken where nothing is: the newest of it. So is what is
+  of training that had gone wrong.
 - Nothing is ever written, renamed or removed, and nothing that is read is run.
 """
 
@@ -204,7 +205,7 @@ class Chooser:
         avoid: paths, or files, of checkpoints that the script could not load; as they are now they are not taken.
         spoiled: when training had gone wrong (in time.time()'s seconds): what was written then is not taken.
         is_urgent: a restart waits. No checkpoint is waited for longer than CHOICE_S, and where none is whole the newest
-        that could not be judged is taken.
+        that could not be judged is taken, or else one that is spoilt.
         """
         if is_urgent:
             self._patience.hurry(False)
@@ -217,9 +218,11 @@ class Chooser:
         times = self._times()
         pool = self._pool(self._newest_first(eligible, times), limit_s)
         doubtful: list[tuple[Found, Unjudged]] = []
+        spoilt: list[Found] = []
         for one in pool:
             if any(self._is_spoiled(one.candidate, when) for when in spoiled):
                 verdict: Verdict = Torn(SPOILED)
+                spoilt.append(one)
             elif self._is_unreadable(one.candidate, unwanted):
                 verdict = Torn(UNREADABLE)
             else:
@@ -230,9 +233,22 @@ class Chooser:
                 doubtful.append((one, verdict))
             if len(skipped) < MAX_SKIPPED:
                 skipped.append(Skipped(path=one.candidate.path, reason=verdict.reason))
-        if not is_urgent or not doubtful:
-            return Choice(None, skipped)
-        return self._choose_doubtful(doubtful, pool, skipped, resume_first)
+        if is_urgent and doubtful:
+            choice = self._choose_doubtful(doubtful, pool, skipped, resume_first)
+            if choice.checkpoint is not None:
+                return choice
+        return self._choose_spoilt(spoilt if is_urgent else [], pool, skipped, resume_first)
+
+    def _choose_spoilt(
+        self, spoilt: list[Found], pool: list[Found], skipped: list[Skipped], resume_first: bool
+    ) -> Choice:
+        """Nothing else is there: what it is only thought to be it may not be, and to begin anew would lose all."""
+        for one in spoilt:
+            verdict = self._check(one)
+            if isinstance(verdict, Whole):
+                skipped = [other for other in skipped if other.path != one.candidate.path]
+                return replace(self._choice(one, verdict, pool, skipped, resume_first), doubt=SPOILED)
+        return Choice(None, skipped)
 
     def _choose_doubtful(
         self, doubtful: list[tuple[Found, Unjudged]], pool: list[Found], skipped: list[Skipped], resume_first: bool

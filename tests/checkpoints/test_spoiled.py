@@ -200,6 +200,22 @@ def test_a_folder_of_dcps_that_is_renamed(run: Run) -> None:
     assert (run.passes_over(), run.takes(BEGAN)) == (["step_110"], "step_90")
 
 
+@pytest.mark.parametrize("is_urgent", [False, True], ids=["to see what there is", "for a restart"])
+def test_where_there_is_no_other_a_restart_takes_a_spoilt_one(run: Run, is_urgent: bool) -> None:
+    """To begin anew would lose all. What one was only thought to be, it may not be."""
+    for step in (110, 120):
+        run.save(f"ckpt_{step}.pt", step)
+    torn = run.folder / "ckpt_130.pt"
+    torn.write_bytes((run.folder / "ckpt_120.pt").read_bytes()[:-100])
+    run.clock.touch(torn)
+    choice = run.chooser.choose(is_urgent=is_urgent, spoiled=[run.gone_wrong(BEGAN)])
+    assert taken(choice) == ("ckpt_120.pt" if is_urgent else None)
+    assert choice.doubt == ("it was written when training had gone wrong" if is_urgent else "")
+    assert "ckpt_110.pt" in passed_over(choice) or is_urgent
+    run.save("ckpt_90.pt", 90)
+    assert taken(run.chooser.choose(is_urgent=is_urgent, spoiled=[run.gone_wrong(BEGAN)])) == "ckpt_90.pt"
+
+
 # What only looks alike -----------------------------------------------------------------------------------------------
 
 

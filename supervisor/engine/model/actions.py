@@ -107,7 +107,7 @@ class Spoiled(msgspec.Struct, frozen=True, kw_only=True):
     since_s: float
     """When it was first heard of, in the engine's seconds: a little later than it was so."""
     until_s: float
-    """When nothing of the attempt was alive any more; 0: that is still to come."""
+    """When nothing of the attempt was alive any more, or now."""
 
 
 class ChooseCheckpoint(_Action, frozen=True, kw_only=True, tag="choose_checkpoint"):

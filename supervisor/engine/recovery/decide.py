@@ -207,10 +207,12 @@ def _change(state: State, verdict: Changed, now_s: float) -> list[Action]:
 
 def _close(state: State, verdict: Over, now_s: float) -> list[Action]:
     incident_id = state.detected[verdict.key]
-    if state.attempt is not None:
-        state.attempt.memory_save.forget(verdict.key)
-        if state.attempt.going_back is not None and state.attempt.going_back.verdict.key == verdict.key:
-            state.attempt.going_back = None
+    if (attempt := state.attempt) is not None:
+        attempt.memory_save.forget(verdict.key)
+        if attempt.going_back is not None and attempt.going_back.verdict.key == verdict.key:
+            attempt.going_back = None
+        if attempt.poisoned is not None and attempt.poisoned.key == verdict.key:
+            attempt.poisoned = None
     if incident_id in state.open_incidents:
         state.open_incidents.remove(incident_id)
     said = announce(f"incident {incident_id} is over: {verdict.text}", "good")
@@ -219,8 +221,11 @@ def _close(state: State, verdict: Over, now_s: float) -> list[Action]:
 
 def _roll_back(state: State, verdict: Poisoned, now_s: float) -> list[Action]:
     """See what there is to go back to (recovery/going_back.py goes on from there); else say why not."""
-    if not state.settings.rolls_back or attempt_of(state).going_back is not None:
+    attempt = attempt_of(state)
+    if not state.settings.rolls_back or attempt.going_back is not None:
         return []
+    if verdict.bad_step is not None:  # no more of it is a number, whatever is done
+        attempt.poisoned = verdict
     if why := rollback.why_not(state, verdict):
         return not_rolled_back(state, verdict, why)
     return [rollback.look(state, verdict, now_s)]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from guardrun.supervisor.engine.model.actions import Action, ChooseCheckpoint, StartAttempt
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery.decide import announce, stop_order
+from guardrun.supervisor.engine.recovery.voluntary import rollback
 from guardrun.supervisor.engine.state.state import State, enter
 
 ANSWER_S = 30.0
@@ -21,7 +20,7 @@ def choose(state: State, now_s: float) -> list[Action]:
     state.choice += 1
     state.choice_tries += 1
     state.ordered_s = now_s
-    state.spoiled = [one if one.until_s else msgspec.structs.replace(one, until_s=now_s) for one in state.spoiled]
+    rollback.close(state, now_s)
     return [_order(state)]
 
 

@@ -184,6 +184,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     steprate: StepRate = msgspec.field(default_factory=StepRate)
     memory_save: MemorySave = msgspec.field(default_factory=MemorySave)
     going_back: GoingBack | None = None
+    poisoned: Poisoned | None = None
+    """What it has trained since is of no use, where the user wants rollbacks; whether or not it is ended for it."""
     is_worthless: bool = False
     """It is ended for what it trains: nothing that it would save now is of use, and it may write over what is."""
 

@@ -117,7 +117,7 @@ def test_without_a_checkpoint_from_before_it_goes_on(told: Told) -> None:
     curve = poisoned(plain(1), 1, BAD_AT)
     heard = Heard(told).go(curve, 820).saves(BAD).go(curve, 80)
     assert not heard.is_stopped and why(told) == "no whole checkpoint from before is there"
-    assert told.state.spoiled == [] and told.state.rollbacks == []
+    assert told.state.rollbacks == []
 
 
 def test_what_would_be_saved_at_the_end_is_of_no_use(told: Told) -> None:
@@ -202,6 +202,38 @@ def test_a_rank_that_falls_meanwhile_has_its_own_choice(told: Told) -> None:
     [choice] = [action for action in told.crashed() if isinstance(action, ac.ChooseCheckpoint)]
     assert not choice.is_look and choice.choice > look.choice
     assert kinds(heard.answer(look)) == [] and told.phase is Phase.CHOOSING
+    [spoiled] = choice.spoiled
+    assert (spoiled.attempt, spoiled.from_step) == (0, BAD_AT - 1), "it is NaN all the same"
+    assert spoiled.until_s == pytest.approx(told.now_s)
+
+
+def test_what_went_on_as_nan_is_not_chosen_when_something_else_ends_it(told: Told) -> None:
+    """Also where no rollback was possible: it would be NaN from its first step on, and could not be gone back from."""
+    heard = goes_wrong(told, max_rollbacks=0)
+    assert not heard.is_stopped
+    [choice] = [action for action in told.crashed() if isinstance(action, ac.ChooseCheckpoint)]
+    assert [(one.attempt, one.from_step) for one in choice.spoiled] == [(0, BAD_AT - 1)]
+
+
+def test_what_has_come_back_is_as_good_as_any(told: Told) -> None:
+    """A script that leaves out a long row of bad batches by itself."""
+    heard = goes_wrong(told, max_rollbacks=0).go(plain(1), 200)
+    assert only(told).recovered_s is not None and not heard.is_stopped
+    [choice] = [action for action in told.crashed() if isinstance(action, ac.ChooseCheckpoint)]
+    assert choice.spoiled == []
+
+
+def test_a_leap_that_is_trained_on_is_no_reason_to_go_back_later(told: Told) -> None:
+    heard = leaps(told, scaled(plain(1), leap(BAD_AT, 4)), max_rollbacks=0)
+    assert not heard.is_stopped and "max_rollbacks" in why(told)
+    [choice] = [action for action in told.crashed() if isinstance(action, ac.ChooseCheckpoint)]
+    assert choice.spoiled == []
+
+
+def test_who_only_watches_has_every_checkpoint(told: Told) -> None:
+    goes_wrong(told, rolls_back=False)
+    [choice] = [action for action in told.crashed() if isinstance(action, ac.ChooseCheckpoint)]
+    assert choice.spoiled == []
 
 
 def test_a_supervisor_that_is_started_anew_asks_again(told: Told) -> None:

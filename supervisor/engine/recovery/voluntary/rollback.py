@@ -9,12 +9,10 @@ another rollback would not help.
 
 from __future__ import annotations
 
-import msgspec
-
 from guardrun.supervisor.engine.model.actions import ChooseCheckpoint, Spoiled
 from guardrun.supervisor.engine.model.verdicts import Poisoned
 from guardrun.supervisor.engine.recovery.voluntary import refusals
-from guardrun.supervisor.engine.state.state import GoingBack, State, attempt_of
+from guardrun.supervisor.engine.state.state import Attempt, GoingBack, State, attempt_of
 
 LOOK_S = 120.0
 """For the checkpoints' file system; training goes on meanwhile."""
@@ -49,19 +47,30 @@ def look_again(state: State, now_s: float) -> ChooseCheckpoint:
     return ChooseCheckpoint(choice=going_back.choice, is_look=True, avoid=list(state.avoid), spoiled=spoiled)
 
 
-def spoiled_until(state: State, now_s: float) -> list[Spoiled]:
-    """What is spoilt by now, that of an attempt which is about to be ended for it included."""
-    spoiled = [one if one.until_s else msgspec.structs.replace(one, until_s=now_s) for one in state.spoiled]
-    going_back = state.attempt.going_back if state.attempt is not None else None
-    return spoiled if going_back is None else [*spoiled, _spoiled(state, going_back.verdict, until_s=now_s)]
-
-
 def note(state: State, verdict: Poisoned) -> None:
-    """What is written from then on, until nothing of the attempt is alive, is not to be chosen."""
+    """The attempt is ended for it."""
     state.rollbacks.append(verdict.step)
-    state.spoiled.append(_spoiled(state, verdict, until_s=0.0))
+    attempt_of(state).poisoned = verdict
 
 
-def _spoiled(state: State, verdict: Poisoned, *, until_s: float) -> Spoiled:
-    attempt = attempt_of(state).number
-    return Spoiled(attempt=attempt, from_step=verdict.from_step, since_s=verdict.since_s, until_s=until_s)
+def spoiled_until(state: State, now_s: float) -> list[Spoiled]:
+    """What is spoilt by now, that of an attempt which may be about to be ended for it included."""
+    attempt = state.attempt
+    if attempt is None:
+        return list(state.spoiled)
+    verdict = attempt.poisoned
+    if verdict is None and attempt.going_back is not None:
+        verdict = attempt.going_back.verdict
+    return list(state.spoiled) if verdict is None else [*state.spoiled, _spoiled(attempt, verdict, now_s)]
+
+
+def close(state: State, now_s: float) -> None:
+    """Nothing of the attempt is alive: what it wrote since it was poisoned is not to be chosen."""
+    attempt = state.attempt
+    if attempt is not None and attempt.poisoned is not None:
+        state.spoiled.append(_spoiled(attempt, attempt.poisoned, now_s))
+        attempt.poisoned = None
+
+
+def _spoiled(attempt: Attempt, verdict: Poisoned, until_s: float) -> Spoiled:
+    return Spoiled(attempt=attempt.number, from_step=verdict.from_step, since_s=verdict.since_s, until_s=until_s)
