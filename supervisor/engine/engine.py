@@ -208,7 +208,9 @@ def _on_hold_set(state: State, event: ev.HoldSet, now_s: float) -> list[Action]:
 def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
     actions = observe(state, TickBegan(), now_s)
     actions += launcher_orders.on_tick(state, now_s) + node_silence.on_tick(state, now_s)
-    actions += preemption.on_tick(state, now_s) + going_back.on_tick(state, now_s)
+    actions += preemption.on_tick(state, now_s)
+    if state.settings.rolls_back:
+        actions += going_back.on_tick(state, now_s)
     if state.settings.saves_before_oom:
         actions += memory_save.on_tick(state, now_s)
     if state.phase is Phase.RUNNING:

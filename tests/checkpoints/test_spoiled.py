@@ -216,6 +216,14 @@ def test_where_there_is_no_other_a_restart_takes_a_spoilt_one(run: Run, is_urgen
     assert taken(run.chooser.choose(is_urgent=is_urgent, spoiled=[run.gone_wrong(BEGAN)])) == "ckpt_90.pt"
 
 
+def test_what_is_newest_is_none_that_is_spoilt(run: Run) -> None:
+    """Else it would take the place of the good one that is kept (tests/checkpoints/test_retention.py)."""
+    run.save("ckpt_90.pt", 90)
+    run.save("ckpt_110.pt", 110)
+    assert taken(run.chooser.prevalidate()) == "ckpt_110.pt"
+    assert taken(run.chooser.prevalidate([run.gone_wrong()])) == "ckpt_90.pt"
+
+
 # What only looks alike -----------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,9 @@ def choose(state: State, now_s: float) -> list[Action]:
     state.choice += 1
     state.choice_tries += 1
     state.ordered_s = now_s
-    rollback.close(state, now_s)
+    if state.attempt is not None and state.attempt.poisoned is not None:
+        state.spoiled = rollback.spoiled_until(state, now_s)
+        state.attempt.poisoned = None
     return [_order(state)]
 
 

@@ -64,13 +64,5 @@ def spoiled_until(state: State, now_s: float) -> list[Spoiled]:
     return list(state.spoiled) if verdict is None else [*state.spoiled, _spoiled(attempt, verdict, now_s)]
 
 
-def close(state: State, now_s: float) -> None:
-    """Nothing of the attempt is alive: what it wrote since it was poisoned is not to be chosen."""
-    attempt = state.attempt
-    if attempt is not None and attempt.poisoned is not None:
-        state.spoiled.append(_spoiled(attempt, attempt.poisoned, now_s))
-        attempt.poisoned = None
-
-
 def _spoiled(attempt: Attempt, verdict: Poisoned, until_s: float) -> Spoiled:
     return Spoiled(attempt=attempt.number, from_step=verdict.from_step, since_s=verdict.since_s, until_s=until_s)
