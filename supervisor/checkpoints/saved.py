@@ -18,6 +18,10 @@ MAX_SAVED = 4000
 """Saves remembered, the latest; each is a path of a run whose newest checkpoints matter."""
 
 
+MAX_RENAMED = 256
+"""Likewise, whose path was saved at again: of a script that saves at one path most are gone."""
+
+
 class Saved(msgspec.Struct, frozen=True):
     """A save that the hooks reported."""
 
@@ -64,7 +68,7 @@ class Memory(msgspec.Struct):
         self.reports += 1
         self.saved[path] = msgspec.structs.replace(saved, order=self.reports)
         if before is not None and before.is_sure and not _is_one_file(before, saved):
-            self.renamed = [*self.renamed, before][-MAX_SAVED:]
+            self.renamed = [*self.renamed, before][-MAX_RENAMED:]
         while len(self.saved) > MAX_SAVED:
             self.saved.pop(next(iter(self.saved)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from guardrun.hooks.wire.board import Milestone
+from guardrun.supervisor.engine.detectors.numeric.spike_evidence import TOGETHER
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
@@ -20,6 +21,7 @@ from tests.engine.detectors.numeric.curves import (
     plain,
     poisoned,
     scaled,
+    without_norm,
 )
 from tests.engine.detectors.numeric.training import only, resume
 from tests.engine.recovery.rollbacks import BAD, BAD_AT, GOOD, ROLLS_BACK, Heard, begin_next
@@ -62,11 +64,13 @@ def test_nor_later_when_something_else_stops_the_run(told: Told) -> None:
     assert [choice.spoiled for choice in again] == [first.spoiled]
 
 
-def test_what_was_saved_since_the_last_value_that_was_seen_may_have_it_already(told: Told) -> None:
+@pytest.mark.parametrize("per_second", [20.0, 1.0], ids=["several values a report", "one"])
+def test_what_was_saved_since_the_last_value_that_was_seen_may_have_it_already(told: Told, per_second: float) -> None:
     """Values are seen every ten steps: at 800 all was well, and not any more at 810."""
     told.running(ranks=2, **ROLLS_BACK)
-    curve = every(poisoned(plain(1), 1, 803), 10)
-    heard = Heard(told).go(curve, 795).saves(BEFORE).go(curve, 500)
+    curve, heard = every(poisoned(plain(1), 1, 803), 10), Heard(told)
+    heard.training.per_second = per_second
+    heard.go(curve, 795).saves(BEFORE).go(curve, 500)
     assert only(told).step == 810 and heard.is_stopped, why(told)
     [choice] = [action for action in begin_next(told) if isinstance(action, ac.ChooseCheckpoint)]
     assert choice.spoiled[0].from_step == 800
@@ -374,6 +378,17 @@ def test_a_leap_with_nothing_from_before_it_is_trained_on(told: Told) -> None:
     heard = Heard(told, 3).go(curve, 800).saves(GOOD).go(curve, 1100)
     assert not heard.is_stopped and told.phase is Phase.RUNNING
     assert why(told) == "no whole checkpoint from before is there"
+
+
+@pytest.mark.parametrize("per_second", [200.0, 10.0], ids=["several values a report", "one"])
+def test_a_leap_that_is_seen_every_sixty_steps(told: Told, per_second: float) -> None:
+    told.running(ranks=2, **ROLLS_BACK)
+    curve, heard = every(scaled(without_norm(plain(1)), leap(12_003, 5)), 60), Heard(told)
+    heard.training.per_second = per_second
+    heard.go(curve, 11_990).saves(BEFORE).go(curve, 14_000)
+    assert only(told).step == 12_060 and heard.is_stopped, why(told)
+    [choice] = [action for action in begin_next(told, BEFORE) if isinstance(action, ac.ChooseCheckpoint)]
+    assert choice.spoiled[0].from_step == 12_001 - TOGETHER
 
 
 def test_by_default_it_is_told_and_nothing_is_ended(told: Told) -> None:

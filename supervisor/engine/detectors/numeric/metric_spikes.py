@@ -19,6 +19,7 @@ from collections.abc import Sequence
 import msgspec
 
 from guardrun.supervisor.engine.detectors.numeric import spike_evidence
+from guardrun.supervisor.engine.detectors.numeric.nan_evidence import least_apart
 from guardrun.supervisor.engine.detectors.numeric.spike_evidence import (
     EXPLOSION,
     SPIKE,
@@ -61,6 +62,10 @@ class Episode(msgspec.Struct, kw_only=True):
     """Of ranks that had an odd step."""
     last: int = 0
     """The furthest step that is reported."""
+    last_odd: dict[int, int] = {}
+    """Per rank."""
+    apart: int = 0
+    """Steps between two odd ones: values need not be seen in each step; 0: not known yet."""
     learning_rate: float | None = None
     """At its beginning."""
     was_high: bool = False
@@ -122,6 +127,11 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
             self.episode = Episode(began_s=now_s, learning_rate=metrics.learning_rate)
         episode = self.episode
         episode.last = max(episode.last, metrics.last)
+        if odd:
+            steps = [step.step for step in odd]
+            before = episode.last_odd.get(rank)
+            episode.apart = least_apart(episode.apart, steps if before is None else [before, *steps])
+            episode.last_odd[rank] = steps[-1]
         for levels, value in ((episode.losses, metrics.loss), (episode.norms, metrics.grad_norm)):
             if (level := levels.get(rank)) is not None and metrics.first > level.step:
                 level.note(value, metrics.loss, now_s, is_known=bool(episode.key))
@@ -202,14 +212,14 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
         if since < SPOILT * HEAL_STEPS or since_s < SPOILT * HEAL_S:
             return ()
         episode.is_spoilt = True
-        # It may have begun to go wrong some steps before it was far off.
+        # It may have begun to go wrong some steps before it was far off, which is seen where values are.
         return [
             Poisoned(
                 key=episode.key,
                 step=episode.step,
                 within=HEAL_STEPS,
                 since_s=episode.began_s,
-                from_step=episode.step - TOGETHER,
+                from_step=episode.step - TOGETHER - max(0, episode.apart - 1),
             )
         ]
 
