@@ -179,10 +179,7 @@ class Stopping:
         linger_s: float = 0.0,
         print_line: Callable[[str], object] = lambda text: None,
     ) -> None:
-        """grace_s: none: they are killed at once, lest a handler of SIGTERM do anything.
-
-        linger_s: for what ranks that ended well have left running (an upload): time before it is told to end.
-        """
+        """linger_s: for what ranks that ended well have left running (an upload): time before it is told to end."""
         self.attempt = attempt
         self._linger_s, self._print_line, self._is_told = linger_s, print_line, False
         self._sweeper = sweeper
@@ -194,7 +191,7 @@ class Stopping:
         alive = attempt.alive()
         self._stopped_by_us = [rank.global_rank for rank in alive if rank.global_rank >= 0]
         if alive:
-            attempt.signal(signum if grace_s > 0 else signal.SIGKILL)
+            attempt.signal(signum)
         elif _ended_well(attempt):
             self._linger_until_s = now_s + linger_s
         else:

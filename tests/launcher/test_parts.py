@@ -460,12 +460,6 @@ class Limits:
         return []
 
 
-def test_without_grace_no_handler_of_sigterm_gets_to_do_anything() -> None:
-    ranks = Ranks()
-    Stopping(ranks, Limits(), 0.0, 0.0)  # type: ignore[arg-type]
-    assert ranks.sent == [signal.SIGKILL]
-
-
 @pytest.mark.parametrize(("ended_s", "left_s"), [(0.5, 4.8), (5.3, 0.5)])
 def test_what_ranks_leave_of_the_time_after_sigkill_is_there_for_the_rest(ended_s: float, left_s: float) -> None:
     ranks, limits = Ranks(), Limits()
