@@ -230,6 +230,8 @@ class State(msgspec.Struct, kw_only=True):
     is_detail_bad: bool = False
     """Such an attempt fell before it got anywhere, as torch does not always survive that, or would for nothing."""
     best_step: int = 0
+    sound_step: int = 0
+    """The furthest as well, without steps that were trained for nothing: who comes past it has got further."""
     restarts: int = 0
     no_progress: int = 0
     same_step: int = 0
@@ -336,7 +338,7 @@ class State(msgspec.Struct, kw_only=True):
     def gets_no_further(self) -> bool:
         """The attempt has come no further than those before it."""
         attempt = self.attempt
-        return attempt is not None and attempt.number > 0 and bool(self.attempts) and attempt.step <= self.best_step
+        return attempt is not None and attempt.number > 0 and bool(self.attempts) and attempt.step <= self.sound_step
 
     @property
     def isolated_by(self) -> str:

@@ -140,6 +140,18 @@ def test_ranks_that_are_killed_at_once_have_not_fallen_by_themselves(told: Told)
     assert [(one.cause, one.action) for one in told.incidents.values()] == [("nan_loss", "restart")]
 
 
+def test_steps_that_were_trained_for_nothing_are_none_to_get_further_than(told: Told) -> None:
+    """Attempts that fall after it, each further than the last one, but before where the spoilt one had come."""
+    goes_wrong(told)
+    begin_next(told)
+    Heard(told, step=800).go(plain(2), 20)
+    for step in (840, 850, 860):
+        assert "ChooseCheckpoint" in kinds(told.crashed()), told.state.give_up_reason
+        resume(told, step - 20, f"/out/ckpt_{step - 20}.pt")
+        Heard(told, step=step - 20).go(plain(2), 20)
+    assert told.state.no_progress == 0 and told.state.best_step > 860
+
+
 # What there is to go back to is looked for first -------------------------------------------------------------------
 
 
