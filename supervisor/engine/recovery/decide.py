@@ -81,7 +81,7 @@ def decide(state: State, verdicts: Sequence[Verdict | LookJudged], now_s: float)
             for number in verdict.global_ranks:
                 attempt_of(state).ranks[number].error = None
         elif isinstance(verdict, Poisoned):
-            actions += _roll_back(state, verdict, now_s)
+            actions += roll_back(state, verdict, now_s)
         elif isinstance(verdict, Diverged):
             actions += _stop_diverged(state, verdict, now_s)
         elif isinstance(verdict, RunsOut):
@@ -219,13 +219,15 @@ def _close(state: State, verdict: Over, now_s: float) -> list[Action]:
     return [change(state, incident_id, recovered_s=now_s), said]
 
 
-def _roll_back(state: State, verdict: Poisoned, now_s: float) -> list[Action]:
+def roll_back(state: State, verdict: Poisoned, now_s: float) -> list[Action]:
     """See what there is to go back to (recovery/going_back.py goes on from there); else say why not."""
     attempt = attempt_of(state)
-    if not state.settings.rolls_back or attempt.going_back is not None:
+    if not state.settings.rolls_back:
         return []
     if verdict.bad_step is not None:  # no more of it is a number, whatever is done
         attempt.poisoned = verdict
+    if attempt.going_back is not None:
+        return []
     if why := rollback.why_not(state, verdict):
         return not_rolled_back(state, verdict, why)
     return [rollback.look(state, verdict, now_s)]

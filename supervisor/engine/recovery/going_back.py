@@ -17,7 +17,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.model.verdicts import Poisoned
-from guardrun.supervisor.engine.recovery.decide import announce, cut_for, not_rolled_back
+from guardrun.supervisor.engine.recovery.decide import announce, cut_for, not_rolled_back, roll_back
 from guardrun.supervisor.engine.recovery.voluntary import batch_skips, rollback
 from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.state import State, attempt_of
@@ -40,7 +40,7 @@ def on_tick(state: State, now_s: float) -> list[Action]:
     if at_s is None or now_s < at_s or going_back is None:
         return []
     attempt_of(state).going_back = None
-    return not_rolled_back(state, going_back.verdict, UNANSWERED)
+    return _stay(state, going_back.verdict, UNANSWERED, now_s)
 
 
 def on_looked(state: State, event: ev.CheckpointChosen, now_s: float) -> list[Action]:
@@ -53,7 +53,14 @@ def on_looked(state: State, event: ev.CheckpointChosen, now_s: float) -> list[Ac
     why = rollback.why_not(state, going_back.verdict)  # a rank may have ended meanwhile
     if not why and event.checkpoint is None:
         why = f"{NONE_LEFT} ({event.error})" if event.error else NONE_LEFT
-    return not_rolled_back(state, going_back.verdict, why) if why else _go(state, going_back.verdict, now_s)
+    verdict = going_back.verdict
+    return _stay(state, verdict, why, now_s) if why else _go(state, verdict, now_s)
+
+
+def _stay(state: State, verdict: Poisoned, why: str, now_s: float) -> list[Action]:
+    """Say why; what has become NaN meanwhile, after a leap, has more to go back to."""
+    actions, later = not_rolled_back(state, verdict, why), attempt_of(state).poisoned
+    return actions + (roll_back(state, later, now_s) if later is not None and later.key != verdict.key else [])
 
 
 def _go(state: State, verdict: Poisoned, now_s: float) -> list[Action]:

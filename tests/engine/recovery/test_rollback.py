@@ -359,6 +359,7 @@ def test_ranks_that_end_well_when_they_are_told_to_have_not_come_to_the_end(told
 # A loss that leaps up --------------------------------------------------------------------------------------------
 
 BEFORE = ev.Checkpoint(path="/out/ckpt_500.pt", step=500)
+LATER = ev.Checkpoint(path="/out/ckpt_1700.pt", step=1700)
 
 
 def leaps(told: Told, curve: Curve, steps: int = 1100, ranks: int = 3, **settings: object) -> Heard:
@@ -401,6 +402,23 @@ def test_a_leap_that_is_seen_every_sixty_steps(told: Told, per_second: float) ->
     assert only(told).step == 12_060 and heard.is_stopped, why(told)
     [choice] = [action for action in begin_next(told, BEFORE) if isinstance(action, ac.ChooseCheckpoint)]
     assert choice.spoiled[0].from_step == 12_001 - TOGETHER
+
+
+def test_a_leap_that_becomes_nan_while_it_is_looked_for_a_checkpoint(told: Told) -> None:
+    """Where there is none for the leap, there may be one for what is NaN: it is looked for that, too."""
+    told.running(ranks=2, **ROLLS_BACK)
+    leapt = scaled(plain(1), leap(BAD_AT, 4))
+    nan_at = BAD_AT + 1000
+    curve, heard = instead(leapt, lambda _, step: Values(NAN, NAN) if step >= nan_at else None), Heard(told)
+    heard.answers = False
+    heard.go(curve, 800).saves(GOOD).go(curve, 900).saves(LATER).go(curve, 300)
+    first, *more = [action for action in heard.actions if isinstance(action, ac.ChooseCheckpoint)]
+    assert first.spoiled[0].from_step == BAD_AT - TOGETHER and not more
+    *_, second = told.tell(ev.CheckpointChosen(choice=first.choice))
+    assert isinstance(second, ac.ChooseCheckpoint) and second.is_look
+    assert second.spoiled[0].from_step == nan_at - 1 and is_ended_by(heard.answer(second))
+    [choice] = [action for action in begin_next(told, LATER) if isinstance(action, ac.ChooseCheckpoint)]
+    assert [one.from_step for one in choice.spoiled] == [nan_at - 1]
 
 
 def test_by_default_it_is_told_and_nothing_is_ended(told: Told) -> None:
