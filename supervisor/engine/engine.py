@@ -202,7 +202,8 @@ def _on_hold_set(state: State, event: ev.HoldSet, now_s: float) -> list[Action]:
         return []
     state.is_held = event.is_held
     said = "held" if event.is_held else "no longer held"
-    return [announce(f"{said} by {event.who}", level="info")]
+    actions: list[Action] = [announce(f"{said} by {event.who}", level="info")]
+    return actions if state.is_held else actions + going_back.on_released(state, now_s)
 
 
 def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:

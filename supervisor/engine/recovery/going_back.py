@@ -67,6 +67,7 @@ def _go(state: State, verdict: Poisoned, now_s: float) -> list[Action]:
     """End the attempt, and say what is left out by the next one."""
     incident_id = state.detected[verdict.key]
     evidence = dict(state.incidents[incident_id].evidence)
+    evidence.pop("not_rolled_back", None)  # it was put off
     rollback.note(state, verdict)
     attempt_of(state).is_worthless = True
     state.open_incidents.append(incident_id)  # until training is past it
@@ -85,6 +86,14 @@ def _go(state: State, verdict: Poisoned, now_s: float) -> list[Action]:
         announce(text, "warn"),
     ]
     return actions + cut_for(state, incident_id, onset_s=verdict.since_s, now_s=now_s)
+
+
+def on_released(state: State, now_s: float) -> list[Action]:
+    """The run is no longer held: what is NaN still is as lost as it was."""
+    attempt = state.attempt
+    if state.phase is not Phase.RUNNING or attempt is None or attempt.poisoned is None:
+        return []
+    return roll_back(state, attempt.poisoned, now_s)
 
 
 def order_again(state: State, now_s: float) -> list[Action]:

@@ -272,8 +272,19 @@ def test_while_a_person_holds_the_run_it_goes_on(told: Told) -> None:
     told.running(ranks=2, **ROLLS_BACK)
     told.tell(ev.HoldSet(is_held=True, who="me"))
     curve = poisoned(plain(1), 1, BAD_AT)
-    assert not Heard(told).go(curve, 800).saves(GOOD).go(curve, 100).is_stopped
-    assert "guardctl hold" in why(told)
+    heard = Heard(told).go(curve, 800).saves(GOOD).go(curve, 100)
+    assert not heard.is_stopped and "guardctl hold" in why(told)
+    heard.training.hear(told.tell(ev.HoldSet(is_held=False, who="me")))
+    assert heard.is_stopped and not why(told), "until it is no longer held"
+
+
+def test_a_run_that_is_no_longer_held_is_left_alone_where_all_is_well(told: Told) -> None:
+    told.running(ranks=2, **ROLLS_BACK)
+    told.tell(ev.HoldSet(is_held=True, who="me"))
+    curve, heard = poisoned(plain(1), 1, BAD_AT), Heard(told)
+    heard.go(curve, 800).saves(GOOD).go(curve, 100).go(plain(1), 100)
+    heard.training.hear(told.tell(ev.HoldSet(is_held=False, who="me")))
+    assert not heard.is_stopped and told.state.rollbacks == []
 
 
 def test_a_job_that_is_about_to_end_does_so(told: Told) -> None:
