@@ -47,9 +47,7 @@ def measure_once(count: int) -> float:
         clock = EngineClock(0.0, time.monotonic())
         sampler = Sampler(clock, folder)
         saves: list[str] = []
-        ingest = RankMessageIngest(
-            clock, sampler, lambda path, step, wall_s, inode: saves.append(path), lambda message: None
-        )
+        ingest = RankMessageIngest(clock, sampler, lambda path, *_: saves.append(path), lambda message: None)
         ingest.attempt_started(0, [Rank(global_rank=r, local_rank=r, pid=1, node="n") for r in range(RANKS)], None)
         with context.socket(zmq.PULL) as socket:
             socket.set(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)

@@ -354,7 +354,9 @@ class Loop:
                 self._begin_stop(now_s, grace_s=self.stop_grace_s)
         elif isinstance(order, Stop):
             if order.attempt == self.number and not self.is_over:
-                self._begin_stop(now_s, grace_s=order.grace_s)
+                # Without grace no handler is to do anything: between SIGTERM and SIGKILL one could begin to save.
+                signum = signal.SIGTERM if order.grace_s > 0 else signal.SIGKILL
+                self._begin_stop(now_s, order.grace_s, signum)
             elif self.run.file.fleet is not None and order.attempt >= self.number:
                 self._tell_stopped_again(order.attempt)
         elif order.attempt == self.number and self.attempt is not None and self._is_forgotten(order):

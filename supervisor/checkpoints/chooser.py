@@ -10,7 +10,8 @@ Rules:
   no older than the first file that it was seen to write in the same folder: a save that a crash cut short is never
   reported.
 - A path may be gone because it was renamed into place: the file is found again by inode, size and mtime.
-- What could not be judged is passed over for what is whole, and taken where nothing is: the newest of it.
+- What could not be judged is passed over for what is whole, and taken where nothing is: the newest of it. So is what is
+  of training that had gone wrong.
 - Nothing is ever written, renamed or removed, and nothing that is read is run.
 """
 
@@ -27,10 +28,20 @@ import msgspec
 from guardrun.supervisor.checkpoints.format_table import AUTO, FORMATS, get_formats
 from guardrun.supervisor.checkpoints.formats.format import Candidate, Format
 from guardrun.supervisor.checkpoints.reading.confined_reader import Confined, Judge, Patience
+from guardrun.supervisor.checkpoints.reading.dcp_metadata import METADATA
 from guardrun.supervisor.checkpoints.reading.folder_contents import NAME_LIKE, FileStat, Place
 from guardrun.supervisor.checkpoints.reading.inspector import Inspector
 from guardrun.supervisor.checkpoints.reading.verdicts import Torn, Unjudged, Verdict, Whole
-from guardrun.supervisor.checkpoints.saved import MAX_SAVED, Memory, Saved, find_saved, fingerprint, resolve, stat_tuple
+from guardrun.supervisor.checkpoints.saved import (
+    MAX_SAVED,
+    Memory,
+    Saved,
+    find_saved,
+    fingerprint,
+    is_sure,
+    resolve,
+    stat_tuple,
+)
 from guardrun.supervisor.checkpoints.search import (
     Found,
     Search,
@@ -41,14 +52,13 @@ from guardrun.supervisor.checkpoints.search import (
     judge_torn,
     root_of,
 )
+from guardrun.supervisor.checkpoints.spoiled import is_spoiled
 from guardrun.supervisor.engine.model.actions import Spoiled
 from guardrun.supervisor.engine.model.events import Checkpoint, Skipped
 
 MAX_SKIPPED = 20
 MAX_SIBLINGS = 32
 UNREADABLE = "the script could not load it"
-SPOILED_MARGIN_S = 5.0
-"""A bad step is heard of a moment after it; and a file server may have a clock of its own."""
 SPOILED = "it was written when training had gone wrong"
 _MAX_REMEMBERED = 20_000
 CHOICE_S = 4.0
@@ -103,7 +113,7 @@ class Chooser:
         self._patience = Patience()
         self._inspector = Inspector(self._judge, self._patience)
         self._verdicts: dict[tuple[Any, ...], Verdict] = {}
-        self._by_stat: dict[FileStat, str] = {}
+        self._by_stat: dict[FileStat, Saved] = {}
         self._misses: dict[str, set[str]] = {}
         self._lock = threading.Lock()
 
@@ -149,19 +159,21 @@ class Chooser:
         with self._lock:
             self._memory.prior = {one.candidate.path: fingerprint(one.candidate) for one in found}
 
-    def saw_saved(self, path: str, step: int, wall_s: float, inode: int = 0) -> None:
+    def saw_saved(self, path: str, step: int, wall_s: float, inode: int = 0, attempt: int = -1) -> None:
         """Note a save that a rank reported, a file or a folder, now (wall_s), with the steps it had done.
 
-        inode: what the rank saw there when it had written; 0: not known.
+        inode: what the rank saw there when it had written; 0: not known. attempt: the rank's; -1: not known.
         """
         self._locate()
-        real, stat = find_saved(resolve(path), wall_s, inode)
+        said = resolve(path)
+        real, stat = find_saved(said, wall_s, inode)
         root = root_of(real, step, self._cwd)
+        is_it = is_sure(said, real, stat, wall_s, inode)
         with self._lock:
-            self._memory.remember(real, Saved(step, wall_s, stat_tuple(stat)))
+            self._memory.remember(real, Saved(step, wall_s, stat_tuple(stat), attempt, is_it))
             if stat is not None:
-                self._by_stat[stat] = real
-                if len(self._by_stat) > 2 * MAX_SAVED:
+                self._by_stat[stat] = self._memory.saved[real]
+                if len(self._by_stat) > 3 * MAX_SAVED:
                     self._by_stat = _index(self._memory)
                 self._memory.roots.setdefault(root, stat.mtime_ns)
 
@@ -191,30 +203,26 @@ class Chooser:
         """Choose the newest whole checkpoint of this run; with resume_first, whoever wrote what lies in `dir`.
 
         avoid: paths, or files, of checkpoints that the script could not load; as they are now they are not taken.
-        spoiled: when parameters were no numbers (in time.time()'s seconds): what was written then is not taken.
+        spoiled: when training had gone wrong (in time.time()'s seconds): what was written then is not taken.
         is_urgent: a restart waits. No checkpoint is waited for longer than CHOICE_S, and where none is whole the newest
-        that could not be judged is taken.
+        that could not be judged is taken, or else one that is spoilt.
         """
         if is_urgent:
             self._patience.hurry(False)
         self._inspector.begin_round()
         limit_s = CHOICE_S if is_urgent else PATIENT_S
         unwanted = [resolve(path) for path in avoid]
-        spoiled = [
-            msgspec.structs.replace(
-                one, sound=[resolve(path) for path in one.sound], unsound=[resolve(path) for path in one.unsound]
-            )
-            for one in spoiled
-        ]
         result = self._search()
         skipped = self._troubles(result)
         eligible = [one for one in result.found if self._is_eligible(one, resume_first)]
         times = self._times()
         pool = self._pool(self._newest_first(eligible, times), limit_s)
         doubtful: list[tuple[Found, Unjudged]] = []
+        spoilt: list[Found] = []
         for one in pool:
-            if any(_is_spoiled(one.candidate, when) for when in spoiled):
+            if any(self._is_spoiled(one.candidate, when) for when in spoiled):
                 verdict: Verdict = Torn(SPOILED)
+                spoilt.append(one)
             elif self._is_unreadable(one.candidate, unwanted):
                 verdict = Torn(UNREADABLE)
             else:
@@ -225,9 +233,22 @@ class Chooser:
                 doubtful.append((one, verdict))
             if len(skipped) < MAX_SKIPPED:
                 skipped.append(Skipped(path=one.candidate.path, reason=verdict.reason))
-        if not is_urgent or not doubtful:
-            return Choice(None, skipped)
-        return self._choose_doubtful(doubtful, pool, skipped, resume_first)
+        if is_urgent and doubtful:
+            choice = self._choose_doubtful(doubtful, pool, skipped, resume_first)
+            if choice.checkpoint is not None:
+                return choice
+        return self._choose_spoilt(spoilt if is_urgent else [], pool, skipped, resume_first)
+
+    def _choose_spoilt(
+        self, spoilt: list[Found], pool: list[Found], skipped: list[Skipped], resume_first: bool
+    ) -> Choice:
+        """Nothing else is there: what it is only thought to be it may not be, and to begin anew would lose all."""
+        for one in spoilt:
+            verdict = self._check(one)
+            if isinstance(verdict, Whole):
+                skipped = [other for other in skipped if other.path != one.candidate.path]
+                return replace(self._choice(one, verdict, pool, skipped, resume_first), doubt=SPOILED)
+        return Choice(None, skipped)
 
     def _choose_doubtful(
         self, doubtful: list[tuple[Found, Unjudged]], pool: list[Found], skipped: list[Skipped], resume_first: bool
@@ -261,9 +282,9 @@ class Chooser:
             format=one.format,
         )
 
-    def prevalidate(self) -> Choice:
+    def prevalidate(self, spoiled: Sequence[Spoiled] = ()) -> Choice:
         """Check now what `choose` would check, so that it takes milliseconds when it is asked."""
-        return self.choose()
+        return self.choose(spoiled=spoiled)
 
     def hurry(self) -> None:
         """A choice is about to be asked for: what is being judged at leisure must not hold it up. For any thread."""
@@ -396,22 +417,25 @@ class Chooser:
             if path not in self._memory.loaded:
                 self._memory.loaded.append(path)
 
-    def _times(self) -> dict[str, int]:
-        """Per path that was seen saved: its mtime, but never before that of a save that came earlier."""
-        times: dict[str, int] = {}
+    def _is_spoiled(self, candidate: Candidate, when: Spoiled) -> bool:
+        with self._lock:
+            return is_spoiled(candidate, when, self._by_stat, self._saves_of(candidate))
+
+    def _times(self) -> dict[Saved, int]:
+        """Per save that was seen: its mtime, but never before that of a save that came earlier."""
+        times: dict[Saved, int] = {}
         last_ns = 0
         with self._lock:
-            for path, save in self._memory.saved.items():
+            for save in self._memory.by_order:
                 last_ns = max(last_ns + 1, save.stat[0] if save.stat is not None else 0)
-                times[path] = last_ns
+                times[save] = last_ns
         return times
 
-    def _written_ns(self, one: Found, times: dict[str, int]) -> int:
-        candidate, by_stat = one.candidate, self._by_stat
-        names = {candidate.path, *candidate.files, *(by_stat[s] for s in candidate.files.values() if s in by_stat)}
-        return max(candidate.written_ns, *(times.get(name, 0) for name in names))
+    def _written_ns(self, one: Found, times: dict[Saved, int]) -> int:
+        candidate = one.candidate
+        return max(candidate.written_ns, *(times.get(save, 0) for save in self._saves_of(candidate)), 0)
 
-    def _newest_first(self, eligible: list[Found], times: dict[str, int]) -> list[Found]:
+    def _newest_first(self, eligible: list[Found], times: dict[Saved, int]) -> list[Found]:
         """By step, then by time. What has no step is as far as the furthest of what was written before it."""
         furthest, ranked = -1, []
         for written_ns, number in sorted((self._written_ns(one, times), n) for n, one in enumerate(eligible)):
@@ -423,10 +447,16 @@ class Chooser:
         return [eligible[number] for _, _, number in sorted(ranked, reverse=True)]
 
     def _saves_of(self, candidate: Candidate) -> list[Saved]:
-        saved, by_stat = self._memory.saved, self._by_stat
-        paths = {path for path in (candidate.path, *candidate.files) if path in saved}
-        paths = paths or {by_stat[stat] for stat in candidate.files.values() if stat in by_stat}
-        return [saved[path] for path in paths if path in saved]
+        """By what its files are, whatever they are called by now; else by where they lie."""
+        saved, by_stat, files = self._memory.saved, self._by_stat, candidate.files
+        found: dict[Saved, None] = {}
+        for path in dict.fromkeys((candidate.path, *files)):
+            stat = files.get(path) or files.get(os.path.join(path, METADATA))
+            save = by_stat.get(stat) if stat is not None else None
+            save = save if save is not None else saved.get(path)
+            if save is not None:
+                found[save] = None
+        return list(found)
 
     def _check(self, one: Found, limit_s: float = CHOICE_S) -> Verdict:
         candidate = one.candidate
@@ -510,17 +540,5 @@ class Chooser:
         return skipped[:MAX_SKIPPED]
 
 
-def _index(memory: Memory) -> dict[FileStat, str]:
-    return {FileStat(*save.stat): path for path, save in memory.saved.items() if save.stat is not None}
-
-
-def _is_spoiled(candidate: Candidate, when: Spoiled) -> bool:
-    """Whether it was written when parameters were no numbers any more."""
-    written_s = candidate.written_ns / 1e9
-    names = {candidate.path, *candidate.files}
-    if written_s > when.until_s:
-        return False
-    if not names.isdisjoint(when.unsound):
-        return True
-    margin_s = 0.0 if not names.isdisjoint(when.sound) else SPOILED_MARGIN_S
-    return written_s >= when.since_s - margin_s
+def _index(memory: Memory) -> dict[FileStat, Saved]:
+    return {FileStat(*save.stat): save for save in memory.by_order if save.stat is not None}

@@ -18,6 +18,10 @@ MAX_SAVED = 4000
 """Saves remembered, the latest; each is a path of a run whose newest checkpoints matter."""
 
 
+MAX_RENAMED = 256
+"""Likewise, whose path was saved at again: of a script that saves at one path most are gone."""
+
+
 class Saved(msgspec.Struct, frozen=True):
     """A save that the hooks reported."""
 
@@ -25,6 +29,12 @@ class Saved(msgspec.Struct, frozen=True):
     wall_s: float
     stat: tuple[int, int, int, int] | None = None
     """FileStat when it was reported: finds it again under another name."""
+    attempt: int = -1
+    """-1: not known."""
+    is_sure: bool = False
+    """That file is the one that was written: by its inode, or it lay where it was written."""
+    order: int = 0
+    """Saves that were reported before it."""
 
 
 class Memory(msgspec.Struct):
@@ -37,6 +47,10 @@ class Memory(msgspec.Struct):
     prior: dict[str, tuple[int, int, int]] | None = None
     """What lay in checkpoint_dir when the run began: (written_ns, bytes, files) per candidate; None: not noted."""
     saved: dict[str, Saved] = {}
+    renamed: list[Saved] = []
+    """What lay at a path that another file was saved at later: it may be there still, under another name."""
+    reports: int = 0
+    """Saves that were reported."""
     loaded: list[str] = []
     roots: dict[str, int] = {}
     """Folders that ranks were seen to save in, with the mtime_ns of the first file seen there."""
@@ -46,11 +60,27 @@ class Memory(msgspec.Struct):
     """Per family of files, what one of them turned out to hold (`ranking.Tier`)."""
 
     def remember(self, path: str, saved: Saved) -> None:
-        """Note a save as the latest."""
+        """Note a save as the latest; not what only looks like one, in the place of one that is known for sure."""
+        before = self.saved.get(path)
+        if before is not None and before.is_sure and not saved.is_sure and before.stat == saved.stat:
+            return
         self.saved.pop(path, None)
-        self.saved[path] = saved
+        self.reports += 1
+        self.saved[path] = msgspec.structs.replace(saved, order=self.reports)
+        if before is not None and before.is_sure and not _is_one_file(before, saved):
+            self.renamed = [*self.renamed, before][-MAX_RENAMED:]
         while len(self.saved) > MAX_SAVED:
             self.saved.pop(next(iter(self.saved)))
+
+    @property
+    def by_order(self) -> list[Saved]:
+        """All saves that are remembered, in the order of their reports."""
+        return sorted((*self.renamed, *self.saved.values()), key=lambda save: save.order)
+
+
+def _is_one_file(before: Saved, after: Saved) -> bool:
+    """Whether a file was written over in place, so that nothing is left of what it was."""
+    return before.stat is not None and after.stat is not None and before.stat[2:] == after.stat[2:]
 
 
 def stat_tuple(stat: FileStat | None) -> tuple[int, int, int, int] | None:
@@ -79,6 +109,17 @@ def resolve(path: str) -> str:
         return os.path.realpath(path)
     except (OSError, ValueError):
         return path
+
+
+def is_sure(path: str, found: str, stat: FileStat | None, wall_s: float, inode: int) -> bool:
+    """Whether what `find_saved` found is what a save wrote, rather than what looks like it. path: of the report.
+
+    An inode may be another file's by now, which was written later.
+    """
+    if stat is None:
+        return False
+    is_it = _is_inode(found, inode) if inode else found == path
+    return is_it and stat.mtime_ns <= wall_s * 1e9 + LATE_NS
 
 
 def stat_saved(path: str) -> FileStat | None:

@@ -23,6 +23,7 @@ from guardrun.supervisor.checkpoints.retention import ResumeProtection, elsewher
 from guardrun.supervisor.daemon.slurm_schedule import Schedule
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.recovery.voluntary.rollback import spoiled_until
 from guardrun.supervisor.node.node_relations import IsolationContext, NodeRelations
 from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, begin_look, look_name
 from guardrun.supervisor.node.run_context import CheckpointContext, EngineContext
@@ -122,14 +123,15 @@ class Performer:
         self._context.chooser.rest()
         self._notified = [process for process in self._notified if process.poll() is None]
 
-    def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
+    def saved(self, path: str, step: int, wall_s: float, inode: int, attempt: int) -> None:
         """A rank saved: note it, and check it now, so that choosing takes milliseconds when it is needed."""
         chooser = self._context.chooser
+        spoiled = self._dated(spoiled_until(self._context.engine.state, self._node.clock.now()))
 
         def work() -> None:
-            chooser.saw_saved(path, step, wall_s, inode)
+            chooser.saw_saved(path, step, wall_s, inode, attempt)
             self._keep_chooser()
-            newest = chooser.prevalidate()
+            newest = chooser.prevalidate(spoiled)  # one that is spoilt takes the place of none that is kept
             self._saving.seen(newest)
             self._keeping.seen(newest)
 
@@ -215,18 +217,15 @@ class Performer:
     def _choose(self, action: ac.ChooseCheckpoint) -> None:
         context = self._context
         is_first = context.engine.state.attempt is None
-        wall_s = self._node.clock.wall_s
-        spoiled = [
-            msgspec.structs.replace(one, since_s=wall_s(one.since_s), until_s=wall_s(one.until_s))
-            for one in action.spoiled
-        ]
+        spoiled = self._dated(action.spoiled)
         resume_first = self._node.run_file.settings.resume_first and is_first
 
         def work() -> ev.Event:
-            choice = context.chooser.choose(resume_first, action.avoid, is_urgent=True, spoiled=spoiled)
+            is_urgent = not action.is_look
+            choice = context.chooser.choose(resume_first, action.avoid, is_urgent=is_urgent, spoiled=spoiled)
             if resume_first or action.avoid:
                 self._keep_chooser()
-            warnings = context.chooser.warn_torn_latest()
+            warnings = context.chooser.warn_torn_latest() if is_urgent else []
             if choice.checkpoint is not None and choice.doubt:
                 reason = f"{choice.doubt}; it is taken, as none is known to be whole"
                 warnings.insert(0, ev.Skipped(path=choice.checkpoint.path, reason=reason))
@@ -236,8 +235,16 @@ class Performer:
             return self._keeping.prepare(chosen, choice, action.avoid)
 
         instead = lambda error: ev.CheckpointChosen(choice=action.choice, error=error)  # noqa: E731
-        context.chooser.hurry()
+        if not action.is_look:
+            context.chooser.hurry()
         self._node.in_background(work, instead, context.checkpoint_pool)
+
+    def _dated(self, spoiled: Sequence[ac.Spoiled]) -> list[ac.Spoiled]:
+        """The same in time.time()'s seconds."""
+        wall_s = self._node.clock.wall_s
+        return [
+            msgspec.structs.replace(one, since_s=wall_s(one.since_s), until_s=wall_s(one.until_s)) for one in spoiled
+        ]
 
     def _write_incident(self, action: ac.WriteIncident) -> None:
         context = self._context

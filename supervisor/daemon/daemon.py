@@ -147,9 +147,9 @@ class Daemon:
         """Answered at once, or by a worker where a look is taken first."""
         self.answers.answer(peer, ask)
 
-    def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
+    def saved(self, path: str, step: int, wall_s: float, inode: int, attempt: int) -> None:
         """The checkpoint is checked by a worker, so that choosing one later takes milliseconds."""
-        self.performer.saved(path, step, wall_s, inode)
+        self.performer.saved(path, step, wall_s, inode, attempt)
 
     def loaded(self, message: CheckpointLoaded) -> None:
         """Where it is a checkpoint, the rank's steps count from its step."""

@@ -35,6 +35,7 @@ from guardrun.supervisor.engine.model.transitions import (
 )
 from guardrun.supervisor.engine.recovery import (
     eviction,
+    going_back,
     launcher_orders,
     memory_save,
     operator_restart,
@@ -107,6 +108,7 @@ class Engine:
         """When tick next has something to do; None while only events matter."""
         times = [self.state.detectors.rank_failure.next_deadline_s(), launcher_orders.due_s(self.state)]
         times += [node_silence.due_s(self.state), preemption.due_s(self.state), memory_save.due_s(self.state)]
+        times.append(going_back.due_s(self.state))
         if self.state.phase is Phase.RUNNING:
             times += [self.state.detectors.hang.next_deadline_s(self.state), resumption.due_s(self.state)]
         due_s = min((t for t in times if t is not None), default=None)
@@ -167,7 +169,7 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
 def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s: float) -> list[Action]:
     """Ask again for whatever was under way: its answer went to the supervisor that died."""
     actions = launcher_orders.order_again(state, now_s) + preemption.order_again(state, now_s)
-    actions += memory_save.order_again(state)
+    actions += memory_save.order_again(state) + going_back.order_again(state, now_s)
     if state.phase is Phase.CHECKING:
         actions += formation.give_up_check(state, "the supervisor was started anew", now_s)
     actions += eviction.isolate_again(state, now_s)
@@ -186,6 +188,7 @@ def _on_time_skipped(state: State, event: ev.TimeSkipped, now_s: float) -> list[
         attempt.stopped = dict.fromkeys(attempt.stopped, now_s)
         attempt.collecting = dict.fromkeys(attempt.collecting, now_s)
         memory_save.on_time_skipped(state, event.gap_s, now_s)
+        going_back.on_time_skipped(state, event.gap_s)
     state.ordered_s = min(state.ordered_s + event.gap_s, now_s)
     if state.fleet is not None:
         node_silence.skip(state.fleet, event.gap_s, now_s)
@@ -199,13 +202,16 @@ def _on_hold_set(state: State, event: ev.HoldSet, now_s: float) -> list[Action]:
         return []
     state.is_held = event.is_held
     said = "held" if event.is_held else "no longer held"
-    return [announce(f"{said} by {event.who}", level="info")]
+    actions: list[Action] = [announce(f"{said} by {event.who}", level="info")]
+    return actions if state.is_held else actions + going_back.on_released(state, now_s)
 
 
 def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
     actions = observe(state, TickBegan(), now_s)
     actions += launcher_orders.on_tick(state, now_s) + node_silence.on_tick(state, now_s)
     actions += preemption.on_tick(state, now_s)
+    if state.settings.rolls_back:
+        actions += going_back.on_tick(state, now_s)
     if state.settings.saves_before_oom:
         actions += memory_save.on_tick(state, now_s)
     if state.phase is Phase.RUNNING:
@@ -295,6 +301,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_rank_ended": progress.on_rank_ended,
     "on_exits_read": progress.on_exits_read,
     "on_checkpoint_chosen": attempts.on_checkpoint_chosen,
+    "on_sound_looked_for": going_back.on_looked,
     "on_stop_requested": attempts.on_stop_requested,
     "on_node_report": progress.on_node_report,
     "on_look_taken": progress.on_look_taken,

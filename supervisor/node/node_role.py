@@ -62,7 +62,7 @@ class RankRole(Protocol):
     def is_running(self) -> bool:
         """Ranks are alive, and are to be."""
 
-    def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
+    def saved(self, path: str, step: int, wall_s: float, inode: int, attempt: int) -> None:
         """A rank has saved; must not take time. inode: 0 where it is not known."""
 
     def loaded(self, message: CheckpointLoaded) -> None:

@@ -40,10 +40,10 @@ class RankMessageIngest:
         self,
         clock: EngineClock,
         sampler: Sampler,
-        on_saved: Callable[[str, int, float, int], None],
+        on_saved: Callable[[str, int, float, int, int], None],
         on_loaded: Callable[[msg.CheckpointLoaded], None],
     ) -> None:
-        """on_saved gets path, step and wall time of each save; what it does must not take time."""
+        """on_saved gets path, step, wall time, inode and attempt of each save; what it does must not take time."""
         self._clock = clock
         self._sampler = sampler
         self._on_saved = on_saved
@@ -215,7 +215,7 @@ class RankMessageIngest:
 
     def _saved(self, message: msg.CheckpointSaved) -> list[ev.Event]:
         wall_s = time.time() - (time.monotonic_ns() - message.ended_ns) / 1e9
-        self._on_saved(message.path, message.step, wall_s, message.inode)
+        self._on_saved(message.path, message.step, wall_s, message.inode, message.attempt)
         family, named_step = step_family(message.path)
         return [
             ev.CheckpointSaved(

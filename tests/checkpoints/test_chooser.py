@@ -14,8 +14,7 @@ from types import ModuleType
 
 import pytest
 
-from guardrun.supervisor.checkpoints.chooser import SPOILED_MARGIN_S, Choice, Chooser
-from guardrun.supervisor.engine.model.actions import Spoiled
+from guardrun.supervisor.checkpoints.chooser import Choice, Chooser
 from guardrun.supervisor.engine.model.events import Checkpoint
 from tests.checkpoints.conftest import Write
 from tests.checkpoints.saves import BEGAN, Clock, passed_over, save, taken
@@ -41,29 +40,6 @@ def test_what_the_script_could_not_load_is_not_taken_until_it_is_written_anew(
     assert taken(again.choose(avoid=[torn])) == "ckpt_20.pt", "another supervisor knows it, too"
     save(again, clock, write, tmp_path / "ckpt_40.pt", step=40)
     assert taken(again.choose(avoid=[torn])) == "ckpt_40.pt"
-
-
-def test_what_was_written_while_the_loss_was_no_number_is_not_taken(tmp_path: Path, clock: Clock, write: Write) -> None:
-    chooser = Chooser(BEGAN)
-    names = [f"ckpt_{step}.pt" for step in (20, 40, 60, 80)]
-    began_s = clock.now
-    for step, name in zip((20, 40, 60, 80), names, strict=True):
-        save(chooser, clock, write, tmp_path / name, step=step)
-    written_s = [(tmp_path / name).stat().st_mtime for name in names]
-    end_s = written_s[3]
-
-    def passed(since_s: float, until_s: float = end_s, **more: list[str]) -> list[str]:
-        return passed_over(chooser.choose(spoiled=[Spoiled(since_s=since_s, until_s=until_s, **more)]))
-
-    path = str(tmp_path / names[1])
-    assert passed(written_s[2] - 0.1 + SPOILED_MARGIN_S) == ["ckpt_80.pt", "ckpt_60.pt"]
-    assert passed(written_s[3] + 1 + SPOILED_MARGIN_S) == []
-    assert "ckpt_40.pt" not in passed(written_s[1] + 0.1, sound=[path])
-    assert "ckpt_40.pt" in passed(written_s[1] - 0.1, sound=[path]), "written over since it was seen"
-    assert passed(end_s + 100, end_s + 200, unsound=[str(tmp_path / names[3])]) == ["ckpt_80.pt"]
-    assert passed(began_s, written_s[0] - 1) == [], "by whoever came after it"
-    choice = chooser.choose(spoiled=[Spoiled(since_s=written_s[3], until_s=end_s)])
-    assert choice.skipped[0].reason == "it was written when training had gone wrong"
 
 
 # Seen by the hooks, no dir ------------------------------------------------------------------------------------------

@@ -138,6 +138,22 @@ if os.fork() == 0:
     assert stopped["exitcodes"] == {"0": -9, "1": -9, "2": -9}
 
 
+def test_where_there_is_no_grace_no_handler_gets_to_do_anything(launcher: GuardrunStarter, tmp_path: Path) -> None:
+    """What it would save may be worse than what is there."""
+    before = "signal.signal(signal.SIGTERM, lambda *_: open('handled', 'w').close())"
+    run = launcher.start(
+        ["--nproc-per-node=2", "--max-restarts=0"],
+        script=WAIT.format(before=before),
+        env={"FAKE_SUPERVISOR": json.dumps({"grace_s": 0.0})},
+    )
+    pids = [ready(tmp_path, 0, rank) for rank in range(2)]
+    os.kill(pids[0], signal.SIGKILL)
+    done = run.wait(30)
+    [stopped] = [fact for fact in read_facts(done.run_dir) if fact["type"] == "stopped"]
+    assert stopped["exitcodes"] == {"0": -9, "1": -9} and stopped["stopped_by_us"] == [1]
+    assert not list(tmp_path.rglob("handled"))
+
+
 UPLOAD = """
 import os, pathlib, subprocess, sys
 code = "import os, pathlib, time\\npathlib.Path('began').touch()\\n"

@@ -69,7 +69,7 @@ class NotingRole:
     def orphaned(self) -> None:
         self.calls.append("orphaned")
 
-    def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
+    def saved(self, path: str, step: int, wall_s: float, inode: int, attempt: int) -> None:
         self.calls.append("saved")
 
     def loaded(self, message: CheckpointLoaded) -> None:

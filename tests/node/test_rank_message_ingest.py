@@ -24,7 +24,7 @@ class Bench:
     def __init__(self, sockets: Path) -> None:
         self.clock = EngineClock(0.0, time.monotonic())
         self.sampler = Sampler(self.clock, sockets)
-        self.saved: list[tuple[str, int, float, int]] = []
+        self.saved: list[tuple[str, int, float, int, int]] = []
         self.loaded: list[msg.CheckpointLoaded] = []
         self.ingest = RankMessageIngest(
             self.clock, self.sampler, lambda *said: self.saved.append(said), self.loaded.append
@@ -97,8 +97,8 @@ def test_a_save_is_told_to_the_engine_and_to_the_chooser(bench: Bench) -> None:
     (event,) = bench.say(saved)
     assert isinstance(event, ev.CheckpointSaved)
     assert (event.step, event.duration_s, event.inode) == (10, 2.0, 77)
-    ((path, step, wall_s, inode),) = bench.saved
-    assert (path, step, inode) == ("/x/ckpt_10.pt", 10, 77)
+    ((path, step, wall_s, inode, attempt),) = bench.saved
+    assert (path, step, inode, attempt) == ("/x/ckpt_10.pt", 10, 77, 0)
     assert abs(wall_s - time.time()) < 30
 
 

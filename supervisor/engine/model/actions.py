@@ -97,22 +97,25 @@ class ReadExits(_Action, frozen=True, kw_only=True, tag="read_exits"):
 
 
 class Spoiled(msgspec.Struct, frozen=True, kw_only=True):
-    """A time in which parameters were no numbers. What was written then is not to be resumed from."""
+    """A time in which training had gone wrong. What was written then is not to be resumed from."""
 
+    attempt: int = -1
+    """In which."""
+    from_step: int = 0
+    """What that attempt was seen to save at this step or later is of it, whenever it was written; what it was seen to
+    save at an earlier one is not. Where that was not seen, times tell."""
     since_s: float
-    """When that was first heard of, in the engine's seconds: a little later than it was so."""
+    """When it was first heard of, in the engine's seconds: a little later than it was so."""
     until_s: float
-    """When nothing of the attempt was alive any more; 0: that is still to come."""
-    sound: list[str] = []
-    """Checkpoints that were seen to be written before, however shortly."""
-    unsound: list[str] = []
-    """Those that were not, however long before it was heard of."""
+    """When nothing of the attempt was alive any more, or now."""
 
 
 class ChooseCheckpoint(_Action, frozen=True, kw_only=True, tag="choose_checkpoint"):
-    """The newest whole, eligible checkpoint. Only asked for while nothing of an attempt is alive."""
+    """The newest whole, eligible checkpoint, for the next attempt. Nothing of one is alive, unless is_look."""
 
     choice: int
+    is_look: bool = False
+    """Ranks train still, and are ended only if there is one. What can't be judged is none."""
     avoid: list[str] = []
     """Not these, as long as they are as they were: the script could not load them."""
     spoiled: list[Spoiled] = []

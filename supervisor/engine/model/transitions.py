@@ -117,6 +117,7 @@ _ROWS: dict[Phase, dict[type, str]] = {
         ev.CheckpointSaved: "on_checkpoint_saved",
         ev.CheckpointLoaded: "on_checkpoint_loaded",
         ev.CheckpointOpened: "on_checkpoint_opened",
+        ev.CheckpointChosen: "on_sound_looked_for",
         ev.LookTaken: "on_look_taken",
         ev.GcHeld: OBSERVED,
         ev.BatchesNamed: OBSERVED,

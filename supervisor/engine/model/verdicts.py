@@ -133,6 +133,17 @@ class ExceptionsCaught(msgspec.Struct, frozen=True, kw_only=True):
     global_ranks: Sequence[int]
 
 
+class BadStep(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of the one step that poisoned parameters, and of its batches."""
+
+    named: Mapping[int, ev.BatchesNamed]
+    """Per rank, the batches around its first step that was not finite."""
+    is_clear: bool
+    """It was in that step that parameters were poisoned; else in that or the one before."""
+    is_step_known: bool
+    """Values are seen in each step."""
+
+
 class Poisoned(msgspec.Struct, frozen=True, kw_only=True):
     """What is trained is spoilt on all ranks, and will stay so: only a checkpoint from before helps."""
 
@@ -144,16 +155,10 @@ class Poisoned(msgspec.Struct, frozen=True, kw_only=True):
     """Steps: where it goes wrong as near to an earlier one, it is the same again."""
     since_s: float
     """When the first report of it came."""
-    sound: Sequence[str]
-    """Checkpoints of this attempt that are known to hold an earlier step, one that the first bad one did not follow."""
-    unsound: Sequence[str]
-    """The others of this attempt."""
-    named: Mapping[int, ev.BatchesNamed]
-    """Per rank, the batches around its first step that was not finite."""
-    is_clear: bool
-    """It was in that step that parameters were poisoned; else in that or the one before."""
-    is_step_known: bool
-    """Values are seen in each step."""
+    from_step: int
+    """Checkpoints of this attempt from this step on may be spoilt; those of earlier ones are not."""
+    bad_step: BadStep | None = None
+    """None: it went wrong by and by, and which batches did it isn't known."""
 
 
 class RunsOut(msgspec.Struct, frozen=True, kw_only=True):

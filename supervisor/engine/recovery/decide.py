@@ -36,7 +36,7 @@ from guardrun.supervisor.engine.model.verdicts import (
 )
 from guardrun.supervisor.engine.observation import far_behind
 from guardrun.supervisor.engine.observation.hang_finding import LookJudged
-from guardrun.supervisor.engine.recovery.voluntary import batch_skips, refusals, rollback
+from guardrun.supervisor.engine.recovery.voluntary import refusals, rollback
 from guardrun.supervisor.engine.state.incidents import change, culprits_of, told_again, write
 from guardrun.supervisor.engine.state.state import State, attempt_of, enter
 from guardrun.supervisor.health.base.findings import Response
@@ -81,7 +81,7 @@ def decide(state: State, verdicts: Sequence[Verdict | LookJudged], now_s: float)
             for number in verdict.global_ranks:
                 attempt_of(state).ranks[number].error = None
         elif isinstance(verdict, Poisoned):
-            actions += _roll_back(state, verdict, now_s)
+            actions += roll_back(state, verdict, now_s)
         elif isinstance(verdict, Diverged):
             actions += _stop_diverged(state, verdict, now_s)
         elif isinstance(verdict, RunsOut):
@@ -207,54 +207,48 @@ def _change(state: State, verdict: Changed, now_s: float) -> list[Action]:
 
 def _close(state: State, verdict: Over, now_s: float) -> list[Action]:
     incident_id = state.detected[verdict.key]
-    if state.attempt is not None:
-        state.attempt.memory_save.forget(verdict.key)
+    if (attempt := state.attempt) is not None:
+        attempt.memory_save.forget(verdict.key)
+        if attempt.going_back is not None and attempt.going_back.verdict.key == verdict.key:
+            attempt.going_back = None
+        if attempt.poisoned is not None and attempt.poisoned.key == verdict.key:
+            attempt.poisoned = None
     if incident_id in state.open_incidents:
         state.open_incidents.remove(incident_id)
     said = announce(f"incident {incident_id} is over: {verdict.text}", "good")
     return [change(state, incident_id, recovered_s=now_s), said]
 
 
-def _roll_back(state: State, verdict: Poisoned, now_s: float) -> list[Action]:
-    """End the attempt where the next one can begin before it, and nothing is lost by that; else say why not."""
+def roll_back(state: State, verdict: Poisoned, now_s: float) -> list[Action]:
+    """See what there is to go back to (recovery/going_back.py goes on from there); else say why not."""
+    attempt = attempt_of(state)
     if not state.settings.rolls_back:
         return []
-    incident_id = state.detected[verdict.key]
-    evidence = dict(state.incidents[incident_id].evidence)
+    if verdict.bad_step is not None:  # no more of it is a number, whatever is done
+        attempt.poisoned = verdict
+    if attempt.going_back is not None:
+        return []
     if why := rollback.why_not(state, verdict):
-        said = announce(f"incident {incident_id}: no rollback: {why}", "warn")
-        return [change(state, incident_id, evidence={**evidence, "not_rolled_back": why}), said]
-    rollback.note(state, verdict)
-    state.open_incidents.append(incident_id)  # until training is past it
-    text = f"incident {incident_id}: back to a checkpoint from before step {verdict.step}"
-    orders, why = batch_skips.plan(verdict, attempt_of(state).ranks, incident_id, state.skip_orders)
-    state.skip_orders += orders
-    if why:
-        evidence["batches_not_left_out"] = why
-        text += f"; its batches are not left out: {why}"
-    else:
-        asked = {rank: [b for order in orders for b in order.ranks[rank].batches] for rank in orders[0].ranks}
-        evidence["batches_to_leave_out"] = batch_skips.show(asked)
-        text += ", without the batches of it"
-    actions: list[Action] = [
-        change(state, incident_id, acted_s=now_s, evidence={**evidence, "rolled_back": True}),
-        announce(text, "warn"),
+        return not_rolled_back(state, verdict, why)
+    return [rollback.look(state, verdict, now_s)]
+
+
+def not_rolled_back(state: State, verdict: Poisoned, why: str) -> list[Action]:
+    """Say why training goes on as it is."""
+    incident_id = state.detected[verdict.key]
+    evidence = {**state.incidents[incident_id].evidence, "not_rolled_back": why}
+    return [
+        change(state, incident_id, evidence=evidence),
+        announce(f"incident {incident_id}: no rollback: {why}", "warn"),
     ]
-    return actions + cut_for(state, incident_id, onset_s=verdict.since_s, now_s=now_s)
 
 
 def _stop_diverged(state: State, verdict: Diverged, now_s: float) -> list[Action]:
     """End the run where the user wants that; restart_policy.py gives up."""
-    settings = state.settings
-    if not settings.stops_diverged:
+    if not state.settings.stops_diverged:
         return []
     incident_id = state.detected[verdict.key]
-    why = refusals.why_not_now(state)
-    if not settings.act:
-        why = "[policy] act = false"
-    elif settings.is_torchrun_agent:
-        why = "torchrun's own agent would begin anew"
-    if why:
+    if why := refusals.why_not_acted(state) or refusals.why_not_now(state):
         evidence = {**state.incidents[incident_id].evidence, "not_stopped": why}
         said = announce(f"incident {incident_id}: the run is not stopped: {why}", "warn")
         return [change(state, incident_id, evidence=evidence), said]
@@ -331,8 +325,8 @@ def stop_order(state: State) -> StopAttempt:
     """What the launcher is told; the same again where it did not answer."""
     is_last = bool(state.notice.cause or state.signum)
     attempt = attempt_of(state)
-    # Whoever has begun anew beside a checkpoint is given no moment in which a handler might save.
-    grace_s = 0.0 if attempt.is_refused else state.settings.stop_grace_s
+    # Whoever has begun anew beside a checkpoint, or trains for nothing, gets no moment in which a handler might save.
+    grace_s = 0.0 if attempt.is_refused or attempt.is_worthless else state.settings.stop_grace_s
     return StopAttempt(attempt=attempt.number, grace_s=grace_s, is_last=is_last)
 
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from guardrun.supervisor.engine.model.actions import Action, ChooseCheckpoint, StartAttempt
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery.decide import announce, stop_order
+from guardrun.supervisor.engine.recovery.voluntary import rollback
 from guardrun.supervisor.engine.state.state import State, enter
 
 ANSWER_S = 30.0
@@ -21,7 +20,9 @@ def choose(state: State, now_s: float) -> list[Action]:
     state.choice += 1
     state.choice_tries += 1
     state.ordered_s = now_s
-    state.spoiled = [one if one.until_s else msgspec.structs.replace(one, until_s=now_s) for one in state.spoiled]
+    if state.attempt is not None and state.attempt.poisoned is not None:
+        state.spoiled = rollback.spoiled_until(state, now_s)
+        state.attempt.poisoned = None
     return [_order(state)]
 
 

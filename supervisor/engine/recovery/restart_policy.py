@@ -112,8 +112,8 @@ def _why_not(state: State, incident: Incident, is_same: bool) -> tuple[str, bool
             return eviction.why_given_up(state, incident, why), False
     used_up = state.used_up(state.no_progress)
     if used_up == "max_no_progress":
-        is_poison = state.same_step >= state.settings.max_no_progress and state.best_step > 0
-        where = f" than step {state.best_step}" if state.best_step else ""
+        is_poison = state.same_step >= state.settings.max_no_progress and state.sound_step > 0
+        where = f" than step {state.sound_step}" if state.sound_step else ""
         return f"{state.no_progress} restarts in a row got no further{where}", is_poison
     return (_used_up(state.settings.max_restarts) if used_up else ""), False
 

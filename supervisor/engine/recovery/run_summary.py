@@ -94,6 +94,8 @@ def record_attempt(state: State, outcome: str) -> None:
         attempt.outcome = outcome
         state.attempts.append(attempt_record(attempt))
         state.best_step = max(state.best_step, attempt.step)
+        sound = attempt.step if attempt.poisoned is None else min(attempt.step, attempt.poisoned.from_step)
+        state.sound_step = max(state.sound_step, sound)
 
 
 def attempt_record(attempt: Attempt) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from guardrun.supervisor.engine.model.events import (
 )
 from guardrun.supervisor.engine.model.lost_time import Ledger
 from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.model.verdicts import Poisoned
 from guardrun.supervisor.engine.observation.progress_gaps import Gaps
 from guardrun.supervisor.engine.observation.step_times import BRIEF, StepRate, StepTimes
 from guardrun.supervisor.engine.state.job_nodes import Fleet
@@ -116,6 +117,16 @@ class Nodes(msgspec.Struct, kw_only=True):
     """Node that was lost, and is not back → what keeps other runs from it: drained, under quarantine."""
 
 
+class GoingBack(msgspec.Struct, frozen=True, kw_only=True):
+    """An attempt that is to be ended, if there is a checkpoint from before it went wrong."""
+
+    verdict: Poisoned
+    choice: int
+    """Of the question whether there is."""
+    until_s: float
+    """How long an answer is waited for."""
+
+
 class Attempt(msgspec.Struct, kw_only=True):
     """The current (or last) attempt."""
 
@@ -172,6 +183,11 @@ class Attempt(msgspec.Struct, kw_only=True):
     incident_id: str = ""
     steprate: StepRate = msgspec.field(default_factory=StepRate)
     memory_save: MemorySave = msgspec.field(default_factory=MemorySave)
+    going_back: GoingBack | None = None
+    poisoned: Poisoned | None = None
+    """What it has trained since is of no use, where the user wants rollbacks; whether or not it is ended for it."""
+    is_worthless: bool = False
+    """It is ended for what it trains: nothing that it would save now is of use, and it may write over what is."""
 
 
 class State(msgspec.Struct, kw_only=True):
@@ -214,6 +230,8 @@ class State(msgspec.Struct, kw_only=True):
     is_detail_bad: bool = False
     """Such an attempt fell before it got anywhere, as torch does not always survive that, or would for nothing."""
     best_step: int = 0
+    sound_step: int = 0
+    """The furthest as well, without steps that were trained for nothing: who comes past it has got further."""
     restarts: int = 0
     no_progress: int = 0
     same_step: int = 0
@@ -320,7 +338,7 @@ class State(msgspec.Struct, kw_only=True):
     def gets_no_further(self) -> bool:
         """The attempt has come no further than those before it."""
         attempt = self.attempt
-        return attempt is not None and attempt.number > 0 and bool(self.attempts) and attempt.step <= self.best_step
+        return attempt is not None and attempt.number > 0 and bool(self.attempts) and attempt.step <= self.sound_step
 
     @property
     def isolated_by(self) -> str:

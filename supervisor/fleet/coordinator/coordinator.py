@@ -109,7 +109,7 @@ class CoordinatorContext(DecidingContext, CheckpointContext, Protocol):
     def folders(self) -> list[str]:
         """Those whose file systems matter to the run."""
 
-    def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
+    def saved(self, path: str, step: int, wall_s: float, inode: int, attempt: int) -> None:
         """A rank has saved; inode: 0 where it is not known."""
 
 
@@ -570,7 +570,7 @@ class Coordinator:
             self._let_go(node, message, now_s)
         else:
             if isinstance(message, ev.CheckpointSaved):
-                context.saved(message.path, message.step, time.time(), message.inode)
+                context.saved(message.path, message.step, time.time(), message.inode, message.attempt)
             elif isinstance(message, ev.NodeLeft):
                 self.aggregator.forget(node)
             self.pass_on(self.aggregator.on_node_event(node, message, now_s))

@@ -160,7 +160,7 @@ class Follower:
         """Without the checkpoints' folders, which only the head knows."""
         return [str(self.node.run_dir), self.node.run_file.cwd, "/tmp", "/dev/shm"]
 
-    def saved(self, path: str, step: int, wall_s: float, inode: int) -> None:
+    def saved(self, path: str, step: int, wall_s: float, inode: int, attempt: int) -> None:
         """The event that follows says it to the head."""
 
     def loaded(self, message: CheckpointLoaded) -> None:

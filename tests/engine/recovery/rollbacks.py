@@ -16,18 +16,31 @@ GOOD, BAD = ev.Checkpoint(path="/out/ckpt_800.pt", step=800), ev.Checkpoint(path
 
 
 class Heard:
-    """An attempt whose actions are kept."""
+    """An attempt whose actions are kept, with whoever says what there is to go back to."""
 
     def __init__(self, told: Told, ranks: int = 2, step: int = 0) -> None:
         self.told, self.actions = told, list[ac.Action]()
+        resumed = told.state.attempt.resumed_from if told.state.attempt is not None else None
+        self.there: list[ev.Checkpoint] = [resumed] if resumed is not None else []
+        """Checkpoints."""
+        self.answers = True
         self.training = Training(told, ranks, step=step)
         hear = self.training.hear
 
         def keep(actions: list[ac.Action]) -> None:
             self.actions += actions
             hear(actions)
+            for action in actions:
+                if isinstance(action, ac.ChooseCheckpoint) and action.is_look and self.answers:
+                    keep(self.answer(action))
 
         self.training.hear = keep  # type: ignore[method-assign]
+
+    def answer(self, look: ac.ChooseCheckpoint) -> list[ac.Action]:
+        """The newest that is there from before; as the chooser tells it (tests/checkpoints/test_spoiled.py)."""
+        *_, spoiled = look.spoiled
+        before = [one for one in self.there if one.step < spoiled.from_step]
+        return self.told.tell(ev.CheckpointChosen(choice=look.choice, checkpoint=before[-1] if before else None))
 
     def go(self, curve: Curve, steps: int) -> Heard:
         self.training.go(curve, steps)
@@ -37,6 +50,7 @@ class Heard:
         event = ev.CheckpointSaved(
             attempt=self.told.attempt, global_rank=0, path=checkpoint.path, step=checkpoint.step, duration_s=0.1
         )
+        self.there.append(checkpoint)
         self.actions += self.told.tell(event)
         return self
 

@@ -11,7 +11,7 @@ import pytest
 from guardrun.hooks.guards import agreement
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.model.verdicts import Poisoned
+from guardrun.supervisor.engine.model.verdicts import BadStep, Poisoned
 from guardrun.supervisor.engine.recovery.voluntary.batch_skips import MAX_BATCHES, MAX_INDICES, MAX_RANKS, plan
 from guardrun.supervisor.wire.control_messages import MAX_CONTROL_BYTES, Start
 from tests.engine.conftest import Told
@@ -38,10 +38,8 @@ def name_batches(
 
 
 def verdict(named: Named, *, is_clear: bool = True, is_step_known: bool = True) -> Poisoned:
-    return Poisoned(
-        key="", step=BAD_AT, since_s=0.0, sound=(), unsound=(), named=named, is_clear=is_clear,
-        is_step_known=is_step_known,
-    )  # fmt: skip
+    bad_step = BadStep(named=named, is_clear=is_clear, is_step_known=is_step_known)
+    return Poisoned(key="", step=BAD_AT, since_s=0.0, from_step=BAD_AT - 1, bad_step=bad_step)
 
 
 def planned(named: Named, **more: bool) -> dict[int, list[list[int]]]:

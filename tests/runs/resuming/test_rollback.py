@@ -28,6 +28,15 @@ def test_training_goes_on_from_the_newest_checkpoint_before_it(edge: EdgeRuns) -
     assert finished.summary is not None and finished.summary["outcome"] == "finished"
 
 
+def test_the_only_checkpoint_of_a_script_that_renames_it_and_saves_when_it_is_told_to_end(edge: EdgeRuns) -> None:
+    """Written within a second of the bad step; what a handler of SIGTERM would put in its place is of NaN."""
+    finished = edge.run("nan_once.py", "--keeps-one", config=CONFIG)
+    assert finished.returncode == 0, finished
+    incident = only(finished)
+    assert incident["resumed_from"] == {"path": str(edge.folder / "out/last.pt"), "step": 60}
+    assert "as if it had not been: True" in finished.stdout
+
+
 def test_a_batch_that_would_do_it_again_is_left_out(edge: EdgeRuns) -> None:
     finished = edge.run("nan_sample.py", config=CONFIG)
     assert finished.returncode == 0, finished

@@ -1,6 +1,7 @@
 """DDP over gloo; in attempt 0, which does not end, one batch of rank 1 is no number. Then: as if that had not been?
 
-nan_once.py [--resume FILE]; saves out/ckpt_STEP.pt every twenty steps.
+nan_once.py [--resume FILE] [--keeps-one]; saves out/ckpt_STEP.pt every twenty steps. --keeps-one: out/last.pt at step
+60 alone, by way of a temporary file, and once more where it is told to end.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import argparse
 import copy
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -35,6 +37,7 @@ def loss_of(model: torch.nn.Module, step: int, rank: int) -> torch.Tensor:
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--resume", default="")
+parser.add_argument("--keeps-one", action="store_true")
 arguments = parser.parse_args()
 dist.init_process_group("gloo")
 inner, optimizer = make()
@@ -46,14 +49,31 @@ if arguments.resume:
     first = saved["step"] + 1
 model = DistributedDataParallel(inner)
 Path("out").mkdir(exist_ok=True)
+
+
+def save(name: str) -> None:
+    state = {"model": inner.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    torch.save(copy.deepcopy(state), f"out/{name}")
+
+
+def end(signum: int, frame: object) -> None:
+    if RANK == 0:
+        save("last.pt")
+    raise SystemExit(0)
+
+
+if arguments.keeps_one:
+    signal.signal(signal.SIGTERM, end)
 for step in range(first, (STEPS if ATTEMPT else 100_000) + 1):
     optimizer.zero_grad()
     loss = loss_of(model, step, RANK)
     loss.backward()  # type: ignore[no-untyped-call]
     optimizer.step()
-    if step % SAVE_EVERY == 0 and RANK == 0:
-        state = {"model": inner.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
-        torch.save(copy.deepcopy(state), f"out/ckpt_{step}.pt")
+    if arguments.keeps_one and step == 60 and RANK == 0:
+        save("last.pt.tmp")
+        os.replace("out/last.pt.tmp", "out/last.pt")
+    elif not arguments.keeps_one and step % SAVE_EVERY == 0 and RANK == 0:
+        save(f"ckpt_{step}.pt")
     time.sleep(STEP_S)
 if RANK == 0:
     alone, optimizer = make()

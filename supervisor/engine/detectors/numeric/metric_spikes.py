@@ -14,11 +14,12 @@ gets worse with it, or where it is ALONE times what it was.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
 from guardrun.supervisor.engine.detectors.numeric import spike_evidence
+from guardrun.supervisor.engine.detectors.numeric.nan_evidence import least_apart
 from guardrun.supervisor.engine.detectors.numeric.spike_evidence import (
     EXPLOSION,
     SPIKE,
@@ -64,6 +65,10 @@ class Episode(msgspec.Struct, kw_only=True):
     """Of ranks that had an odd step."""
     last: int = 0
     """The furthest step that is reported."""
+    last_odd: dict[int, int] = {}
+    """Per rank."""
+    apart: int = 0
+    """Steps between two odd ones: values need not be seen in each step; 0: not known yet."""
     learning_rate: float | None = None
     """At its beginning."""
     was_high: bool = False
@@ -114,17 +119,16 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
         self,
         reports: Sequence[tuple[int, ev.TrainingMetrics]],
         attempt: AttemptView,
-        saved: Mapping[str, int],
         now_s: float,
     ) -> Sequence[Verdict]:
-        """Take reports of ranks in, and see whether what was odd is still. saved: checkpoint → its step."""
+        """Take reports of ranks in, and see whether what was odd is still."""
         for rank, metrics in reports:
             self._note(rank, metrics, now_s)
         episode = self.episode
         if episode is None or now_s - episode.judged_s < JUDGED_EVERY_S:
             return ()
         episode.judged_s = now_s
-        return self._judge(episode, attempt, saved, now_s)
+        return self._judge(episode, attempt, now_s)
 
     def _note(self, rank: int, metrics: ev.TrainingMetrics, now_s: float) -> None:
         if metrics.spikes is not None:
@@ -144,6 +148,11 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
             self.episode = Episode(began_s=now_s, learning_rate=metrics.learning_rate)
         episode = self.episode
         episode.last = max(episode.last, metrics.last)
+        if odd:
+            steps = [step.step for step in odd]
+            before = episode.last_odd.get(rank)
+            episode.apart = least_apart(episode.apart, steps if before is None else [before, *steps])
+            episode.last_odd[rank] = steps[-1]
         for levels, value in ((episode.losses, metrics.loss), (episode.norms, metrics.grad_norm)):
             if (level := levels.get(rank)) is not None and metrics.first > level.step:
                 level.note(value, metrics.loss, now_s, is_known=bool(episode.key))
@@ -165,15 +174,13 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
             if (level := make(start, metrics, now_s)) is not None:
                 levels[rank] = level
 
-    def _judge(
-        self, episode: Episode, attempt: AttemptView, saved: Mapping[str, int], now_s: float
-    ) -> Sequence[Verdict]:
+    def _judge(self, episode: Episode, attempt: AttemptView, now_s: float) -> Sequence[Verdict]:
         high_losses, high_norms = (_high(levels, 1) for levels in (episode.losses, episode.norms))
         is_loss = 2 * len(high_losses) > self.reporters.get(LOSS, 0)
         is_norm = 2 * len(high_norms) > self.reporters.get(GRAD_NORM, 0)
         if episode.key:
             if is_norm if episode.cause == EXPLOSION else is_loss:
-                return self._spoilt(episode, saved, now_s)
+                return self._spoilt(episode, now_s)
         elif is_loss or (is_norm and _explodes(high_norms)):
             episode.was_high = True
             return self._found(episode, attempt, now_s)
@@ -220,7 +227,7 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
             )
         ]
 
-    def _spoilt(self, episode: Episode, saved: Mapping[str, int], now_s: float) -> Sequence[Verdict]:
+    def _spoilt(self, episode: Episode, now_s: float) -> Sequence[Verdict]:
         """Whether the loss of most ranks has been high for so long that it will not come back."""
         stays = [level for level in _high(episode.losses, HIGHS).values() if level.stays]
         since, since_s = episode.last - episode.step, now_s - episode.began_s
@@ -229,19 +236,14 @@ class MetricSpikes(msgspec.Struct, kw_only=True):
         if since < SPOILT * HEAL_STEPS or since_s < SPOILT * HEAL_S:
             return ()
         episode.is_spoilt = True
-        # It may have begun to go wrong some steps before it was far off.
-        sound = [path for path, step in saved.items() if step < episode.step - TOGETHER]
+        # It may have begun to go wrong some steps before it was far off, which is seen where values are.
         return [
             Poisoned(
                 key=episode.key,
                 step=episode.step,
                 within=HEAL_STEPS,
                 since_s=episode.began_s,
-                sound=sound,
-                unsound=[path for path in saved if path not in sound],
-                named={},
-                is_clear=False,
-                is_step_known=False,
+                from_step=episode.step - TOGETHER - max(0, episode.apart - 1),
             )
         ]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -83,6 +83,8 @@ class Run(msgspec.Struct, kw_only=True):
     """It is more than steps that are overcome: all of the newest report is so, and LASTS steps are, at least."""
     apart: int = 0
     """Steps between two of them: values need not be seen in each step; 0: not known yet."""
+    last: int = 0
+    """The last one that a report has listed."""
     is_left_out: bool = True
     """A GradScaler has left all of them out: no parameter has changed."""
     loss: float | None = None
@@ -112,8 +114,9 @@ class Run(msgspec.Struct, kw_only=True):
         self.count += count
         self.kinds |= kinds_of(bad)
         self.is_left_out = self.is_left_out and all(step.flags & SKIPPED for step in bad)
-        for before, after in pairwise(bad):
-            self.apart = min(self.apart or after.step - before.step, after.step - before.step)
+        steps = [step.step for step in bad]
+        self.apart = least_apart(self.apart, [self.last, *steps] if self.last else steps)
+        self.last = steps[-1]
         is_whole = not self.has_finite(metrics)
         # Where not all are listed, the next report says how it goes on.
         self.is_over = not is_whole and count <= len(bad) and bad[-1].step < metrics.last
@@ -124,6 +127,11 @@ class Run(msgspec.Struct, kw_only=True):
         """Whether of all that was not finite some value is, in a report."""
         loss, norm = self.kinds & LOSS, self.kinds & GRAD_NORM
         return not ((loss and metrics.loss is None) or (norm and metrics.grad_norm is None))
+
+
+def least_apart(apart: int, steps: Sequence[int]) -> int:
+    """The least number of steps from one of these to the next, or apart where that is less; 0: not known."""
+    return min([after - before for before, after in pairwise(steps)] + ([apart] if apart else []), default=0)
 
 
 def kinds_of(bad: Iterable[ev.OddStep]) -> int:

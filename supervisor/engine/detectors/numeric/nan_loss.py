@@ -23,7 +23,7 @@ from guardrun.supervisor.engine.detectors.numeric import nan_evidence, nan_sente
 from guardrun.supervisor.engine.detectors.numeric.nan_evidence import CAUSE, MAX_CULPRITS, Onset, RankMetrics, Run
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView, RunView
-from guardrun.supervisor.engine.model.verdicts import Changed, Detected, Over, Poisoned, Remark, Verdict
+from guardrun.supervisor.engine.model.verdicts import BadStep, Changed, Detected, Over, Poisoned, Remark, Verdict
 from guardrun.supervisor.engine.observation.metric_window import LEFT_OUT, LOSS, NONFINITE
 
 WAIT_S = 8.0
@@ -145,18 +145,18 @@ class NanLoss(msgspec.Struct, kw_only=True):
         assert onset is not None
         episode.is_poisoned, step = True, onset.step
         # The step before may have been the one that did it: where norms are not seen, the next loss is the first sign.
-        sound = [path for path, saved in self.saved.items() if saved < step - 1]
-        unsound = [path for path in self.saved if path not in sound]
+        # So may any since the last one whose values were seen.
         return [
             Poisoned(
                 key=episode.key,
                 step=step,
                 since_s=episode.began_s,
-                sound=sound,
-                unsound=unsound,
-                named=dict(self.named),
-                is_clear=onset.is_clear(self.ranks),
-                is_step_known=onset.apart == 1 and not onset.is_unclear and not onset.unheard,
+                from_step=step - onset.apart,
+                bad_step=BadStep(
+                    named=dict(self.named),
+                    is_clear=onset.is_clear(self.ranks),
+                    is_step_known=onset.apart == 1 and not onset.is_unclear and not onset.unheard,
+                ),
             )
         ]
 

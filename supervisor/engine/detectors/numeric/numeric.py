@@ -94,6 +94,6 @@ class Numeric(msgspec.Struct, kw_only=True):
             *self.nan_loss.judge(reports, attempt, view, now_s),
             *self.endless_skips.judge(reports, attempt, view, now_s),
             *self.left_out_steps.judge(reports, now_s),
-            *self.metric_spikes.judge(reports, attempt, self.nan_loss.saved, now_s),
+            *self.metric_spikes.judge(reports, attempt, now_s),
             *self.training_data.chance_loss.judge(reports, attempt),
         ]

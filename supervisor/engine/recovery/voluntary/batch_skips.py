@@ -13,7 +13,7 @@ from itertools import groupby, pairwise
 
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import OwnBatches, SkipOrder
-from guardrun.supervisor.engine.model.verdicts import Poisoned
+from guardrun.supervisor.engine.model.verdicts import BadStep, Poisoned
 from guardrun.supervisor.engine.observation.frames import ranks_text
 
 MAX_RANKS = 256
@@ -43,9 +43,12 @@ def plan(
     ranks: all of the attempt. incident: its id. earlier: orders that stand. Where batches are not known, the new ones
     name the steps alone.
     """
-    steps = [verdict.step] if verdict.is_clear else [max(1, verdict.step - 1), verdict.step]
+    bad = verdict.bad_step
+    steps = [verdict.step] if bad is not None and bad.is_clear else [max(1, verdict.step - 1), verdict.step]
     try:
-        orders = _orders(verdict, sorted(set(steps)), ranks, incident)
+        if bad is None:
+            raise Unknown("which batches did it isn't known")
+        orders = _orders(bad, verdict.step, sorted(set(steps)), ranks, incident)
         if sum(map(_count, [*earlier, *orders])) > MAX_INDICES:
             raise Unknown(f"it would be more than {MAX_INDICES:,} samples")
         return orders, ""
@@ -54,14 +57,13 @@ def plan(
         return [SkipOrder(id=id_, incident=incident, step=step) for id_, step in ids], str(unknown)
 
 
-def _orders(verdict: Poisoned, steps: Sequence[int], ranks: Collection[int], incident: str) -> list[SkipOrder]:
+def _orders(bad: BadStep, step: int, steps: Sequence[int], ranks: Collection[int], incident: str) -> list[SkipOrder]:
+    """step: the first that was not finite. steps: those whose batches may have done it."""
     if len(ranks) > MAX_RANKS:
         raise Unknown(f"more than {MAX_RANKS} ranks would have to agree")
-    if not verdict.named and not verdict.is_step_known:
-        raise Unknown("which batches did it isn't known")
-    if not verdict.is_step_known:
+    if not bad.is_step_known:
         raise Unknown("values are not seen in each step, so it isn't known which one was the first")
-    named = {rank: verdict.named[rank] for rank in sorted(ranks) if rank in verdict.named}
+    named = {rank: bad.named[rank] for rank in sorted(ranks) if rank in bad.named}
     silent = [rank for rank in sorted(ranks) if rank not in named]
     if silent:
         raise Unknown(f"{ranks_text(silent)} did not name any batch")
@@ -78,7 +80,7 @@ def _orders(verdict: Poisoned, steps: Sequence[int], ranks: Collection[int], inc
         SkipOrder(
             id=f"{incident}-{number}",
             incident=incident,
-            step=verdict.step,
+            step=step,
             ranks={rank: _own(named[rank], runs[number]) for rank, runs in found.items()},
         )
         for number in range(count)

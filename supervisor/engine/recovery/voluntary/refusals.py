@@ -27,13 +27,18 @@ def why_not_now(state: State) -> str:
     return ""
 
 
+def why_not_acted(state: State) -> str:
+    """Why guardrun ends no attempt of this run by itself, whatever comes after it."""
+    if not state.settings.act:
+        return "[policy] act = false"
+    return "torchrun's own agent decides what follows" if state.settings.is_torchrun_agent else ""
+
+
 def why_never(state: State) -> str:
     """What of that is the user's setting, or the script's way."""
     settings, attempt = state.settings, attempt_of(state)
-    if not settings.act:
-        return "[policy] act = false"
-    if settings.is_torchrun_agent:
-        return "torchrun's own agent would have to begin anew"
+    if why := why_not_acted(state):
+        return why
     if attempt.began_anew or (state.resumes == IGNORES and not settings.resumes):
         return "the script began anew beside a checkpoint before, instead of resuming from it"
     if not settings.resumes and not any(rank.milestones & RESUMED for rank in attempt.ranks.values()):

@@ -2,18 +2,20 @@
 
 An attempt whose parameters are no numbers any more, or whose loss has leapt up for good, trains for nothing. It is
 ended, and the next one resumes from the newest checkpoint that was written before: none that was written since is
-chosen again (`State.spoiled`). Where the same step goes wrong again it is the data or the code, and another rollback
-would not help.
+chosen again (`State.spoiled`). That there is a whole one is looked at first, while the ranks train on: a script may
+keep only a few, or one that it writes over. Where the same step goes wrong again it is the data or the code, and
+another rollback would not help.
 """
 
 from __future__ import annotations
 
-from guardrun.supervisor.engine.model.actions import Spoiled
+from guardrun.supervisor.engine.model.actions import ChooseCheckpoint, Spoiled
 from guardrun.supervisor.engine.model.verdicts import Poisoned
 from guardrun.supervisor.engine.recovery.voluntary import refusals
-from guardrun.supervisor.engine.state.state import State, attempt_of
+from guardrun.supervisor.engine.state.state import Attempt, GoingBack, State, attempt_of
 
-SAME_STEPS = 1
+LOOK_S = 120.0
+"""For the checkpoints' file system; training goes on meanwhile."""
 
 
 def why_not(state: State, verdict: Poisoned) -> str:
@@ -21,10 +23,8 @@ def why_not(state: State, verdict: Poisoned) -> str:
     settings, resumed = state.settings, attempt_of(state).resumed_from
     if why := refusals.why_not(state):
         return why
-    if resumed is not None and verdict.step <= resumed.step + SAME_STEPS:
+    if resumed is not None and verdict.from_step <= resumed.step:
         return f"{resumed.path}, from which it resumed, has it already"
-    if resumed is None and not verdict.sound:
-        return "no checkpoint from before is known"
     if len(state.rollbacks) >= settings.max_rollbacks:
         return f"there were {len(state.rollbacks)} already (max_rollbacks)"
     if any(abs(step - verdict.step) <= verdict.within for step in state.rollbacks):
@@ -32,8 +32,37 @@ def why_not(state: State, verdict: Poisoned) -> str:
     return ""
 
 
+def look(state: State, verdict: Poisoned, now_s: float) -> ChooseCheckpoint:
+    """Ask for what there is to go back to, while the ranks train on."""
+    state.choice += 1
+    attempt_of(state).going_back = GoingBack(verdict=verdict, choice=state.choice, until_s=now_s + LOOK_S)
+    return look_again(state, now_s)
+
+
+def look_again(state: State, now_s: float) -> ChooseCheckpoint:
+    """The same question, of which the answer is still to come."""
+    going_back = attempt_of(state).going_back
+    assert going_back is not None
+    spoiled = spoiled_until(state, now_s)
+    return ChooseCheckpoint(choice=going_back.choice, is_look=True, avoid=list(state.avoid), spoiled=spoiled)
+
+
 def note(state: State, verdict: Poisoned) -> None:
-    """What is written from then on, until nothing of the attempt is alive, is not to be chosen."""
+    """The attempt is ended for it."""
     state.rollbacks.append(verdict.step)
-    spoiled = Spoiled(since_s=verdict.since_s, until_s=0.0, sound=list(verdict.sound), unsound=list(verdict.unsound))
-    state.spoiled.append(spoiled)
+    attempt_of(state).poisoned = verdict
+
+
+def spoiled_until(state: State, now_s: float) -> list[Spoiled]:
+    """What is spoilt by now, that of an attempt which may be about to be ended for it included."""
+    attempt = state.attempt
+    if attempt is None:
+        return list(state.spoiled)
+    verdict = attempt.poisoned
+    if verdict is None and attempt.going_back is not None:
+        verdict = attempt.going_back.verdict
+    return list(state.spoiled) if verdict is None else [*state.spoiled, _spoiled(attempt, verdict, now_s)]
+
+
+def _spoiled(attempt: Attempt, verdict: Poisoned, until_s: float) -> Spoiled:
+    return Spoiled(attempt=attempt.number, from_step=verdict.from_step, since_s=verdict.since_s, until_s=until_s)

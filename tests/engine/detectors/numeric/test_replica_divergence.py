@@ -131,7 +131,7 @@ def test_the_run_ends_where_the_user_wants_it(told: Told) -> None:
     ("settings", "is_held", "why"),
     [
         ({"act": False}, False, "[policy] act = false"),
-        ({"is_torchrun_agent": True}, False, "torchrun's own agent would begin anew"),
+        ({"is_torchrun_agent": True}, False, "torchrun's own agent decides what follows"),
         ({}, True, "the run is held (guardctl hold)"),
     ],
 )
