@@ -22,7 +22,7 @@ from guardrun.hooks.wire import messages
 from guardrun.hooks.wire.board import Field
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import OwnBatches, SkipOrder
-from guardrun.supervisor.engine.model.verdicts import Poisoned
+from guardrun.supervisor.engine.model.verdicts import BadStep, Poisoned
 from guardrun.supervisor.engine.recovery.voluntary.batch_skips import plan
 
 SAMPLES = 40
@@ -138,10 +138,8 @@ def named(rank: Rank, step: int) -> ev.BatchesNamed:
 
 def order(rank: Rank, step: int, *, is_clear: bool = True) -> tuple[list[SkipOrder], str]:
     """What is to be left out where a step was not finite."""
-    verdict = Poisoned(
-        key="", step=step, since_s=0.0, sound=(), unsound=(), named={0: named(rank, step)}, is_clear=is_clear,
-        is_step_known=True,
-    )  # fmt: skip
+    bad = BadStep(named={0: named(rank, step)}, is_clear=is_clear, is_step_known=True)
+    verdict = Poisoned(key="", step=step, since_s=0.0, from_step=step - 1, bad_step=bad)
     return plan(verdict, [0], "001")
 
 
