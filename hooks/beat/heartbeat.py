@@ -44,7 +44,13 @@ def start(rank: Rank) -> None:
     # Whoever imports threading first is its main thread (before Python 3.13): that must not be ours.
     assert threading.main_thread() is not None
     OWN_THREADS["heart"] = 1
-    start_new_thread(Heartbeat(rank).run, ())
+    # Blocked before it is there, and inherited: until it has the GIL, which a script may hold for long, it would take
+    # signals that are to end what the main thread waits for.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
+    try:
+        start_new_thread(Heartbeat(rank).run, ())
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Heartbeat:
@@ -66,7 +72,6 @@ class Heartbeat:
     def run(self) -> None:
         """Beat until told to stop; whatever fails ends the beats, and nothing else."""
         try:
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
             self._rank.words[Field.HEART_TID] = threading.get_native_id()
             self._loop()
         except Exception as error:

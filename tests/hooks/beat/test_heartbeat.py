@@ -91,8 +91,7 @@ def test_signals_reach_the_main_thread(bed: Bed) -> None:
     process = bed.start(["-c", SLEEP])
     bed.wait_for(Beat)
     tid = bed.board()[Field.HEART_TID]
-    status = Path(f"/proc/{process.pid}/task/{tid}/status").read_text()
-    blocked = int(next(line for line in status.splitlines() if line.startswith("SigBlk")).split()[1], 16)
+    blocked = _blocked(Path(f"/proc/{process.pid}/task/{tid}"))
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
         assert blocked & 1 << (signum - 1)
     assert not blocked & 1 << (signal.SIGSEGV - 1)
@@ -103,12 +102,20 @@ def test_stacks_are_written_on_a_signal_even_while_the_gil_is_held(bed: Bed) -> 
     process = bed.start(["-c", "import ctypes\ndef hold(): ctypes.PyDLL(None).sleep(200)\nhold()"])
     signum = bed.wait_until(Field.DUMP_SIGNAL)
     wait_until(lambda: _waits_in_c(process.pid), 20, "the sleep in C")
+    threads = [path for path in Path(f"/proc/{process.pid}/task").iterdir() if path.name != str(process.pid)]
+    assert [path.name for path in threads if not _blocked(path) >> (signum - 1) & 1] == [], "it would take the signal"
     os.kill(process.pid, signum)
     path = bed.sockets / "stacks-0-0"
     wait_until(lambda: "in hold" in path.read_text(), 10, "the stacks")
     text = path.read_text()
     assert text.count("Thread 0x") + text.count("Current thread 0x") >= 2
     assert finish(process).returncode == 0  # The C library's sleep ends with any signal.
+
+
+def _blocked(thread: Path) -> int:
+    """A bit for each signal."""
+    lines = (thread / "status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("SigBlk")).split()[1], 16)
 
 
 def _waits_in_c(pid: int) -> bool:
