@@ -20,8 +20,8 @@ from guardrun.hooks.guards.gradient_groups import (
     NormHistory,
 )
 from guardrun.hooks.guards.module_names import group_of
-from guardrun.hooks.guards.nonfinite_origin import Origin
 from guardrun.hooks.wire.board import Field
+from tests.hooks.guards.deep_rank import DeepRank, looked_into
 
 
 @pytest.mark.parametrize(
@@ -54,24 +54,11 @@ def test_what_is_usual() -> None:
     assert one.times == 1.0, "until it stays"
 
 
-class Watched:
-    """A rank in this process, whose gradients are looked at at every second step."""
+class Watched(DeepRank):
+    """Its gradients are looked at at every second step."""
 
     def __init__(self, torch: Any) -> None:
-        from _thread import get_ident
-
-        self.torch = torch
-        self.sent: list[dict[str, Any]] = []
-        self.failed: list[object] = []
-        self.rank: Any = SimpleNamespace(
-            words=[0] * 2 * len(Field),
-            settings={"detect": "deep"},
-            owner_ident=get_ident(),
-            send=lambda kind, **fields: self.sent.append({"kind": kind, **fields}),
-            fail=lambda hook, error: self.failed.append((hook, error)),
-        )
-        self.rank.step_now = lambda: self.rank.words[Field.STEP] + 1000
-        self.rank.origin = Origin(self.rank, torch)
+        super().__init__(torch)
         self.rank.origin._groups = GradientGroups(self.rank, torch, 2)
         self.clip = gradient_groups.wrap_clip(self.rank, torch.nn.utils.clip_grad_norm_)
 
@@ -81,16 +68,13 @@ class Watched:
         """Take steps. grows: called before each one, with its number."""
         torch = self.torch
         optimizer = torch.optim.SGD(net.parameters(), 1e-6)
-        for _ in range(steps):
-            step = self.rank.words[Field.STEP] + 1
+        for step in self.steps(steps):
             grows(step)
             net(torch.randn(32, 16, generator=torch.Generator().manual_seed(step))).square().mean().backward()
             if clips:
                 self.clip(net.parameters(), 1e-3)
             optimizer.step()
             optimizer.zero_grad()
-            self.rank.words[Field.STEP] = step
-        assert self.failed == []
 
 
 @pytest.fixture
@@ -98,17 +82,14 @@ def watched() -> Iterator[Watched]:
     import torch
     from torch.optim.optimizer import register_optimizer_step_pre_hook as register
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(7)
     one = Watched(torch)
-    removed: list[Any] = [torch.nn.modules.module.register_module_forward_hook(one.rank.origin.on_call)]
+    removed: list[Any] = []
     module = SimpleNamespace(register_optimizer_step_pre_hook=lambda hook: removed.append(register(hook)))
-    gradient_groups.install(module, one.rank)
-    yield one
+    with looked_into(one, seed=7):
+        gradient_groups.install(module, one.rank)
+        yield one
     for hook in removed:
         hook.remove()
-    torch.set_num_threads(threads)
 
 
 def layers(torch: Any) -> Any:

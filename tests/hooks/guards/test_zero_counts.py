@@ -4,39 +4,25 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from guardrun.hooks.guards.blank_batches import LOOKS, BlankBatches
 from guardrun.hooks.guards.module_lives import DEAD
-from guardrun.hooks.guards.nonfinite_origin import Origin
 from guardrun.hooks.guards.zero_counts import ZeroCounts
-from guardrun.hooks.wire.board import Field
+from tests.hooks.guards.deep_rank import DeepRank, looked_into
 
 EVERY = 2
 FALLS_AT, LONG = 10 * EVERY, (DEAD + 4) * EVERY
 SIZE = 16
 
 
-class Watched:
-    """A rank in this process, whose modules are looked at while the test runs."""
+class Watched(DeepRank):
+    """Its modules and batches are looked at at every second step."""
 
     def __init__(self, torch: Any) -> None:
-        from _thread import get_ident
-
-        self.torch = torch
-        self.sent: list[dict[str, Any]] = []
-        self.failed: list[object] = []
-        self.rank: Any = SimpleNamespace(
-            words=[0] * 2 * len(Field),
-            owner_ident=get_ident(),
-            send=lambda kind, **fields: self.sent.append({"kind": kind, **fields}),
-            fail=lambda hook, error: self.failed.append((hook, error)),
-        )
-        self.rank.step_now = lambda: self.rank.words[Field.STEP] + 1000
-        self.rank.origin = Origin(self.rank, torch)
+        super().__init__(torch)
         self.rank.origin._zeros = ZeroCounts(self.rank, torch, EVERY)
         self.rank.origin._blank = BlankBatches(self.rank, torch, EVERY)
 
@@ -45,27 +31,19 @@ class Watched:
     ) -> None:
         """Take steps. batch: the input of a step; loss: of what the net gives out."""
         optimizer = self.torch.optim.SGD(net.parameters(), 1e-3)
-        for _ in range(steps):
-            step = self.rank.words[Field.STEP] + 1
+        for step in self.steps(steps):
             (loss or (lambda out: out.square().mean()))(net(batch(step))).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=False)
-            self.rank.words[Field.STEP] = step
-        assert self.failed == []
 
 
 @pytest.fixture
 def watched() -> Iterator[Watched]:
     import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    torch.manual_seed(5)
     one = Watched(torch)
-    hook = torch.nn.modules.module.register_module_forward_hook(one.rank.origin.on_call)
-    yield one
-    hook.remove()
-    torch.set_num_threads(threads)
+    with looked_into(one, seed=5):
+        yield one
 
 
 def noise(step: int) -> Any:
