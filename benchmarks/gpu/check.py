@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.devices import identity, sensors
+from benchmarks.gpu.guards import play_guards
+from benchmarks.gpu.jobs import environment_of, said
 from benchmarks.gpu.native import native
 
 TRAIN = Path(__file__).parent / "train.py"
@@ -47,7 +49,8 @@ def main() -> None:
         "--only",
         nargs="*",
         default=[],
-        help="of: sensors identity native values straggler dump memory checksum faults torchrun overhead, or one fault",
+        help="of: sensors identity native values straggler dump memory checksum guards faults torchrun overhead, or "
+        "one fault, or one of guards' cases",
     )
     parser.add_argument("--limit-s", type=float, default=150, help="how long a fault may take (%(default)s)")
     options = parser.parse_args()
@@ -89,6 +92,9 @@ def main() -> None:
     if is_wanted("checksum", "checksum"):
         rows.append({"name": "checksum", "seen": checksum(options.out)})
         print(rows[-1], flush=True)
+    for row in play_guards(options.out / "guards", is_wanted):
+        rows.append(row)
+        print(row, flush=True)
     cases = [(f"guardrun_{name}", GUARDRUN, name) for name in (*FAULTS, *DECOYS) if is_wanted(name, "faults")]
     cases += [(f"torchrun_{name}", TORCHRUN, name) for name in ("sleep", "stuck") if is_wanted(name, "torchrun")]
     with ThreadPoolExecutor(4) as pool:
@@ -110,8 +116,6 @@ def play(
     environment: Mapping[str, str] = {},
 ) -> dict[str, Any]:  # fmt: skip
     """Start the training, wait for its end or the limit, gather what was said of it."""
-    import torch
-
     folder = out / name
     folder.mkdir(parents=True, exist_ok=True)
     flags = (
@@ -121,9 +125,7 @@ def play(
     )
     if launcher is TORCHRUN and fault in FAULTS:
         more = (*more, "--timeout-s=30")
-    environment = {**os.environ, "NCCL_DEBUG": "WARN", "OMP_NUM_THREADS": "1", **environment}
-    if torch.cuda.device_count() < 2:
-        environment |= {"GPU_CHECK_SHARED": "1", "NCCL_SOCKET_IFNAME": "lo"}
+    environment = {**environment_of(ranks=2), **environment}
     began_s = time.time()
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
@@ -168,17 +170,6 @@ def wait(process: subprocess.Popen[bytes], limit_s: float) -> int | str:
             status = process.wait(patience_s)
             return status if sent is None else f"{status} after {sent.name}"
     return "does not end"
-
-
-def said(folder: Path) -> list[str]:
-    """What guardrun told of it: stalls and incidents, as its log has them."""
-    found = []
-    for log in sorted(folder.glob("runs/2*/guardrun.log")):
-        for line in log.read_text().splitlines():
-            told = json.loads(line)
-            if told.get("event") == "said":
-                found.append(str(told.get("text")))
-    return found
 
 
 def values(out: Path) -> str:

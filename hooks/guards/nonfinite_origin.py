@@ -10,6 +10,7 @@ Nothing is known of what runs as one piece: compiled modules, captured graphs. N
 
 from __future__ import annotations
 
+import functools
 import sys
 from _thread import get_ident
 from collections import deque
@@ -20,6 +21,8 @@ from guardrun.hooks.guards.gradient_groups import GradientGroups
 from guardrun.hooks.guards.module_names import name_module
 from guardrun.hooks.guards.zero_counts import Call, ZeroCounts
 from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.saves.checkpoint_files import Function, replace
+from guardrun.hooks.traced import make_module_hook
 from guardrun.hooks.wire.board import Field
 
 KEPT_STEPS = 16
@@ -48,12 +51,14 @@ class Origin:
     def on_call(self, module: Any, args: Any, output: Any) -> None:
         """A module has been called (torch's global forward hook). Changes nothing of its output."""
         torch = self._torch
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled() or self._rank.origin is None:
+        if not torch.is_grad_enabled() or self._rank.origin is None:
             return
         try:
             if get_ident() != self._rank.owner_ident or self._rank.words[_CAPTURES]:
                 return
-            if torch._C._functorch.peek_interpreter_stack() is not None:
+            if torch._C._functorch.peek_interpreter_stack() is not None or torch._C._len_torch_dispatch_stack():
+                return  # somebody counts, records or replays what is called: ours would be among it
+            if torch._C._get_tracing_state() is not None:
                 return
             calls = self._calls()
             if len(calls) >= MAX_CALLS:
@@ -160,8 +165,21 @@ def _tensors(value: Any, torch: Any) -> list[Any]:
     return []
 
 
+def _leave_out_ours(original: Function) -> Function:
+    @functools.wraps(original)
+    def _has_any_global_hook() -> bool:
+        module: Any = sys.modules["torch.nn.modules.module"]
+        others = (module._global_backward_pre_hooks, module._global_backward_hooks, module._global_forward_pre_hooks)
+        return len(module._global_forward_hooks) > 1 or any(others)
+
+    return _has_any_global_hook
+
+
 def install(module: Any, rank: Rank) -> None:
     """Hear of every module's calls, where the user wants it; torch.nn.modules.module."""
     if rank.settings.get("detect") == "deep":
-        rank.origin = Origin(rank, sys.modules["torch"])
-        module.register_module_forward_hook(rank.origin.on_call)
+        torch = sys.modules["torch"]
+        rank.origin = Origin(rank, torch)
+        module.register_module_forward_hook(make_module_hook(torch, rank.origin.on_call))
+        # Compiled modules ask it, to warn that such a hook is called once more for them: ours may be.
+        replace(module, "_has_any_global_hook", _leave_out_ours)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from guardrun.hooks.patches import metrics
@@ -21,8 +23,11 @@ def install(module: Any, rank: Rank) -> None:
 
 
 def install_trace_rules(module: Any, rank: Rank) -> None:
-    """Put this folder on dynamo's list of those it skips."""
-    module.add("guardrun.hooks")
+    """Put our folders on dynamo's list of those it skips, and all files beside them but `traced`."""
+    for name in os.listdir(Path(__file__).parents[1]):
+        stem = name.removesuffix(".py")
+        if stem.isidentifier() and stem not in ("traced", "__init__", "__pycache__"):
+            module.add(f"guardrun.hooks.{stem}")
 
 
 def install_remaps(module: Any, rank: Rank) -> None:

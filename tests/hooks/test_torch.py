@@ -132,6 +132,22 @@ def test_torch_compile_sees_no_difference(bed: Bed) -> None:
     assert bed.board()[Field.COLLECTIVES] > 0
 
 
+def test_what_looks_into_modules_sees_no_difference(bed: Bed) -> None:
+    """Long on a busy machine: dynamo traces everything twice, with hooks and without."""
+    script = str(RANKS / "traced_modules.py")
+    bed.detect = "deep"
+    bed.make_board()
+    hooked = bed.start([script])
+    plain = run_plain([script], {name: value for name, value in os.environ.items() if not name.startswith("GUARDRUN")})
+    done = finish(hooked)
+    assert (done.returncode, plain.returncode) == (0, 0), (done.stderr, plain.stderr)
+    ours, theirs = json.loads(done.stdout), json.loads(plain.stdout)
+    assert {name: ours[name] for name in ours if ours[name] != theirs[name]} == {}
+    assert ours.keys() == theirs.keys()
+    assert theirs["hooked_by_others"][2] and not theirs["compiled_whole"][2]
+    assert bed.hear_all(HookFailed) == []
+
+
 def test_every_collective_is_among_those_that_are_compiled() -> None:
     text = (RANKS / "collectives.py").read_text()
     assert [name for name in OPS if name not in NOT_FUNCTIONS and f"dist.{name}(" not in text] == []
