@@ -34,6 +34,7 @@ ECHO = 10
 CHECK_EVERY = 500
 """Where the supervisor doesn't say."""
 SHARE = 0.001
+NEVER = 1 << 62
 MAX_SETS = 16
 MAX_FAILURES = 3
 _CAPTURES, _STEP = int(Field.CAPTURES), int(Field.STEP)
@@ -61,6 +62,8 @@ class Watched:
         self.every = every
         self.ends: dict[tuple[int, ...], Any] = {}
         self.pending: Check | None = None
+        self.seen: dict[int, int] = {}
+        """By id() of an optimizer: which step of it, counted from 1, was the last that was looked at."""
         self.writes: dict[int, int] = {}
         """torch's count of in-place operations on each parameter, by id(), as it was at the check before."""
         self.named = -1
@@ -75,6 +78,14 @@ class Watched:
         All ranks answer alike, but for those that have doubled `every`.
         """
         return self.is_main(count) or self.is_main(count - ECHO)
+
+    def steps_to(self, key: int) -> int:
+        """In how many steps of an optimizer, by its id(), the next check is due, or there may be something to see."""
+        if not self.replicas.is_alone(key):
+            return 1
+        count, every = self.replicas.count, self.every
+        last = count - count % every
+        return min(at for at in (FIRST, FIRST + ECHO, last + ECHO, last + every) if at > count) - count
 
     def is_main(self, count: int) -> bool:
         """Whether it is a check of its own, and no echo."""
@@ -100,6 +111,8 @@ class Checker:
         self._of: dict[int, list[Watched]] = {}
         """By id() of an optimizer: the sets that it trains."""
         self._known: dict[int, weakref.ref[Any]] = {}
+        self.due: dict[int, int] = {}
+        """By id() of an optimizer: its step, counted from 1, at which it has to be shown here again."""
         self._ordinals: dict[tuple[object, ...], int] = {}
         self._left_alone: set[str] = set()
         """Types of devices that cannot be read without waiting."""
@@ -120,8 +133,8 @@ class Checker:
         except Exception as error:
             self._fail(error)
 
-    def on_optimizer(self, optimizer: Any) -> None:
-        """An optimizer has stepped. A microsecond where nothing is due."""
+    def on_optimizer(self, optimizer: Any, count: int) -> None:
+        """An optimizer has stepped, for the count-th time. Need not be called before `due`."""
         if get_ident() != self._rank.owner_ident:
             return
         try:
@@ -133,8 +146,13 @@ class Checker:
                 sets = self._adopt(optimizer)
             for watched in sets:
                 replicas = watched.replicas
+                replicas.count += count - watched.seen.get(key, count - 1) - 1
+                watched.seen[key] = count
                 if replicas.ends_step(key) and not replicas.is_left_alone() and watched.is_due(replicas.count):
                     self._check(watched)
+            self.due[key] = count + (
+                1 if self._has_pending else min((one.steps_to(key) for one in sets), default=NEVER)
+            )
         except Exception as error:
             self._fail(error)
 
@@ -154,8 +172,9 @@ class Checker:
         """Check a set from now on."""
         self._sets = [one for one in self._sets if one.replicas.find() is not None][-MAX_SETS + 1 :]
         self._sets.append(Watched(replicas, self._every))
-        self._of.clear()
-        self._known.clear()
+        for known in (self._of, self._known, self.due):
+            known.clear()
+        self._rank.pace.quiet_until = 0  # on all ranks the next step is the set's first one
 
     def _adopt(self, optimizer: Any) -> list[Watched]:
         """Find out which sets an optimizer trains, that is seen for the first time since there was a new set."""
@@ -175,10 +194,15 @@ class Checker:
             self._sets = [*self._sets[-MAX_SETS + 1 :], watched]
             watched.replicas.adopt(optimizer, parameters)
             found = [watched]
+        for one in found:
+            for other in one.replicas.optimizers:  # which is not alone any more
+                self.due.pop(other, None)
 
         def forget(_: object) -> None:
-            self._of.pop(key, None)
-            self._known.pop(key, None)
+            for known in (self._of, self._known, self.due):
+                known.pop(key, None)
+            for one in self._sets:
+                one.seen.pop(key, None)
 
         self._known[key] = weakref.ref(optimizer, forget)
         self._of[key] = found

@@ -89,6 +89,10 @@ class ReplicaSet:
             self.optimizers[key] = weakref.ref(optimizer, lambda _: self.optimizers.pop(key, None)), self._adopted
         return True
 
+    def is_alone(self, key: int) -> bool:
+        """Whether each step of an optimizer, by its id(), ends one of this set, as far as is known."""
+        return len(self.optimizers) == 1 and self.optimizers[key][1] == self._closer
+
     def ends_step(self, key: int) -> bool:
         """An optimizer of it has stepped, by its id(); whether all of them have now.
 

@@ -157,5 +157,5 @@ def identify(module: Any, index: int) -> int:
 
 
 def install(module: Any, rank: Rank) -> None:
-    """Read from now on; torch.optim.optimizer, whose steps hooks/patches/steps.py hears of."""
+    """Read from now on; torch.optim.optimizer, whose steps hooks/patches/optimizer_steps.py hears of."""
     rank.memory = DeviceMemory(rank)

@@ -52,8 +52,8 @@ class DeviceReporter:
         if not self._is_by_parameters:
             self._report("cuda", {index}, is_alone=bool(self._changes_left))
 
-    def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """torch's post hook of every optimizer. 50 ns once the device is known. Never raises."""
+    def on_step(self, optimizer: Any) -> None:
+        """An optimizer has stepped. 50 ns once the device is known. Never raises."""
         if not self._steps_left:
             return
         try:
@@ -125,8 +125,3 @@ def install(module: Any, rank: Rank) -> None:
             rank.fail("device", error)
 
     module.set_device = set_device
-
-
-def install_optimizers(module: Any, rank: Rank) -> None:
-    """Register the hook; torch.optim. Raises AttributeError before torch 2.2."""
-    sys.modules[f"{module.__name__}.optimizer"].register_optimizer_step_post_hook(reporter(rank).on_step)

@@ -12,6 +12,11 @@ Values on the host are read at once. Those on a device are copied to pinned memo
 read once an event says that they are there (hooks/patches/device_values.py): a record may be written steps later, with
 its own number. One step in so many is left out where copies would cost more than a share of it.
 
+So it is on the host, where steps are short. Reading a loss and writing it down takes 5 µs where nothing else runs, and
+50 in the middle of training, which has taken the caches: of steps of 5 ms that is a per cent. So there is one value in
+READ_NS: of steps that are shorter, one in two, four, … is read, once there were ALL_READ. Which, follows from the
+board's count of pulses, so that ranks read the same ones. Where several optimizers step all are read.
+
 Only the training thread calls what is here; nothing raises, and what fails three times is turned off.
 """
 
@@ -25,6 +30,7 @@ from _thread import get_ident
 from collections import deque
 from inspect import isfunction
 from math import isnan, nan, sqrt
+from time import monotonic_ns
 from typing import Any
 
 from guardrun.hooks.calls.shared_file import SharedPage
@@ -50,11 +56,17 @@ from guardrun.hooks.wire.metrics_page import (
 MAX_FAILURES = 3
 MAX_VALUES = 1000
 """Of a step. More are none of one step: its end is not seen."""
+ALL_READ = 100
+"""Steps, at the start."""
+READ_NS = 40_000_000
+MAX_EVERY = 64
+KEPT = 8
+"""Steps that are written down together, where steps are short: each time takes the caches anew."""
 MAX_WAITING = 64
 """Steps whose values are on their way from a device; those after them are not read."""
 
 # Plain integers: indexing with an enum's member costs twice as much.
-_STEP, _BATCHES = int(Field.STEP), int(Field.BATCHES)
+_STEP, _BATCHES, _PULSES = int(Field.STEP), int(Field.BATCHES), int(Field.PULSES)
 _LOSS, _NORM, _SKIPPED = int(Flag.LOSS), int(Flag.GRAD_NORM), int(Flag.SKIPPED)
 _NONFINITE = int(NONFINITE)
 _LEFT_OUT, _BAD_GRADIENTS, _FAR = int(Flag.LEFT_OUT), int(Flag.BAD_GRADIENTS), int(Flag.FAR)
@@ -94,8 +106,10 @@ class StepValues:
 class Metrics:
     """One rank's."""
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, rank: Rank, tensor: Any = None) -> None:
+        """tensor: torch's type."""
         self._rank = rank
+        self._tensor: Any = tensor
         self._page: SharedPage | None = None
         """The page, once there is something to write."""
         self._values = StepValues()
@@ -105,7 +119,16 @@ class Metrics:
         """The id() of a loss that a GradScaler has multiplied, and what it was before."""
         self.is_inside = False
         """A call that is seen is under way: what it calls is part of it."""
-        self.backwards = 0
+        self.mask = 0
+        """Steps are read that begin when the board's count of pulses has none of these bits."""
+        self.is_due = False
+        """Whatever the mask says, the step under way is written down."""
+        self._kept: list[tuple[int, int, float]] = []
+        """Steps with their batches and losses, to be written down."""
+        self._last_read = (0, 0)
+        """That count, and the time, at the end of the last step that was read."""
+        self._is_spaced = True
+        """Steps may be left out: one optimizer ends each of them."""
         self._learning_rate = nan
         self._skipped = self._unread = 0
         self._failures = 0
@@ -121,15 +144,11 @@ class Metrics:
         """Flags of what the script says itself."""
         self.clipped: list[Any] = []
         """What clip_grad_norm_ has returned since the last step, two at most; for the guard of steps."""
-        self._has_new = False
-        """Something was computed since the last step ended: what is said now belongs to the step under way."""
 
     # What is seen --------------------------------------------------------------------------------------------------
 
     def see_loss(self, tensor: Any) -> None:
-        """backward() is called on it."""
-        self._has_new = True
-        self.backwards += 1
+        """backward() is called on it, in a step that is read."""
         trail = self._rank.trail
         if trail is not None:
             trail.on_backward()
@@ -138,7 +157,16 @@ class Metrics:
         unscaled, self._unscaled = self._unscaled, None
         if unscaled is not None and unscaled[0] == id(tensor):
             tensor = unscaled[1]
-        self._add(self._values, self._values.losses, tensor)
+        values = self._values
+        try:
+            if type(tensor) is self._tensor and tensor.is_cpu:  # most are; anything else is looked at more closely
+                value = tensor.item()
+                if type(value) is float and len(values.losses) < MAX_VALUES:
+                    values.losses.append(value)
+                    return
+        except RuntimeError:  # of more than one number
+            pass
+        self._add(values, values.losses, tensor)
 
     def see_scaled(self, before: Any, after: Any) -> None:
         """A GradScaler has multiplied a loss."""
@@ -152,7 +180,7 @@ class Metrics:
         """clip_grad_norm_ has returned it."""
         if self._rank.guard is not None and len(self.clipped) < 2:
             self.clipped.append(tensor)
-        if not self._said & _NORM:
+        if not self._said & _NORM and not self._rank.pace.pulses & self.mask:
             # A sharded one (DTensor) is this rank's part of it.
             self._add(self._values, self._values.norms, getattr(tensor, "_local_tensor", tensor))
 
@@ -164,24 +192,26 @@ class Metrics:
                 self._said |= flag
                 self._add(said, values, getattr(given, "_local_tensor", given))
         if said.losses or said.norms:
-            self._end(said, self._rank.words[_STEP] + (1 if self._has_new else 0))
+            self.read_all_now()
+            self._end(said, self._rank.words[_STEP] + (self._rank.pace.began == self._rank.pace.pulses))
 
     # Steps ---------------------------------------------------------------------------------------------------------
 
     def on_optimizer(self, optimizer: Any) -> None:
-        """An optimizer has stepped. Of a step with a loss and a norm on the host, all that is here takes some 5 µs."""
+        """An optimizer has stepped, of a step that is read."""
         if get_ident() != self._rank.owner_ident:
             return
         try:
             self._has_optimizer = True
-            rate = optimizer.param_groups[0]["lr"]
-            if type(rate) is float:  # a tensor may be on a device
-                self._learning_rate = rate
+            self._see_rate(optimizer)
             overflow = getattr(optimizer, "found_inf", None)
             if overflow is not None:
                 self._add(self._values, self._values.overflow, overflow)
             if self._ends_step(optimizer):
+                count = len(self._values.losses) + len(self._values.norms)
                 self._close(self._rank.words[_STEP] + self._rank.counts_itself)
+                if self._rank.pace.pulses > ALL_READ and self._is_spaced:
+                    self._space(count)
         except Exception as error:
             self._fail(error)
 
@@ -193,7 +223,73 @@ class Metrics:
 
     def on_guarded(self, *, is_own: bool, is_far: bool) -> None:
         """A step is left out by us. is_own: gradients of this rank are not finite; is_far: their norm is far off."""
+        self.is_due = True
         self._values.guarded |= _LEFT_OUT | (_BAD_GRADIENTS if is_own else 0) | (_FAR if is_far else 0)
+
+    def on_plain(self, optimizer: Any, step: int) -> bool:
+        """Keep what was read of a step, where steps are short: several are written down together.
+
+        False where it is not only a loss on the host: on_optimizer has to hear of it.
+        """
+        values = self._values
+        if len(values.losses) != 1 or values.norms or values.guarded or self._unscaled is not None or not self.mask:
+            return False
+        loss = values.losses[0]
+        if type(loss) is not float:
+            return False
+        values.losses.clear()
+        self._kept.append((step, self._rank.words[_BATCHES], loss))
+        if len(self._kept) >= KEPT or loss - loss != 0.0:
+            self._has_optimizer = True
+            self._see_rate(optimizer)
+            count = len(self._kept)
+            self._flush()
+            self._space(count)
+        return True
+
+    def _flush(self) -> None:
+        """Write down what is kept."""
+        kept, self._kept = self._kept, []
+        for step, batch, loss in kept:
+            values = StepValues()
+            values.step, values.batch = step, batch
+            values.losses.append(loss)
+            try:
+                self._write(values)
+            except Exception as error:
+                self._fail(error)
+
+    def _see_rate(self, optimizer: Any) -> None:
+        rate = optimizer.param_groups[0]["lr"]
+        if type(rate) is float:  # a tensor may be on a device
+            self._learning_rate = rate
+
+    def read_all_now(self) -> None:
+        """Steps are read from the one under way on, until it is known how short they are."""
+        self.mask = self._rank.pace.quiet_until = 0
+
+    def read_all(self) -> None:
+        """There are several optimizers: from now on no step is left out."""
+        self._is_spaced = False
+        self.read_all_now()
+
+    def _space(self, count: int) -> None:
+        """Choose which steps are read from now on. count: values of the one that has just been read."""
+        now_ns, pulses = monotonic_ns(), self._rank.pace.pulses
+        (pulses_then, then_ns), self._last_read = self._last_read, (pulses, now_ns)
+        every = self.mask + 1
+        if self._devices.is_used or self._said or self._rank.counts_itself:
+            every = 1
+        elif pulses_then:
+            reads = max(1, (pulses - pulses_then) // every)
+            took_ns = (now_ns - then_ns) / max(1, pulses - pulses_then)
+            self._unread += max(0, pulses - pulses_then - reads)
+            wanted = max(1, count // reads) * READ_NS / max(1.0, took_ns)
+            while every < wanted and every < MAX_EVERY:
+                every *= 2
+            while every > 4 * wanted:  # not at once: whoever reads twice as often reads the same ones
+                every //= 2
+        self.mask = max(1, every) - 1
 
     def on_said_step(self) -> None:
         """The script has said that a step is done, and it is counted: its end where no optimizer of torch's steps."""
@@ -212,7 +308,10 @@ class Metrics:
         return True
 
     def _close(self, step: int) -> None:
-        self._has_new = False
+        if self._kept:
+            self._flush()
+        self._rank.pace.began = -1
+        self.is_due = False
         self.clipped.clear()
         values, self._unscaled = self._values, None
         if values.losses or values.norms or values.is_short or values.guarded:
@@ -286,6 +385,7 @@ class Metrics:
 
     def close(self) -> None:
         """Unmap the page: nothing may be called any more."""
+        self._flush()
         if self._page is not None:
             self._page.close()
 
@@ -318,14 +418,18 @@ class Metrics:
 
 def install(module: Any, rank: Rank) -> None:
     """Hear of each backward(); torch."""
-    rank.metrics = Metrics(rank)
-    original = module.Tensor.backward
+    rank.metrics = Metrics(rank, module.Tensor)
+    original, pace = module.Tensor.backward, rank.pace
 
     @functools.wraps(original)
     def backward(self: Any, gradient: Any = None, *args: Any, **kwargs: Any) -> Any:
+        pace.backwards += 1
+        pace.began = pulses = pace.pulses
+        if pulses < pace.quiet_until or gradient is not None or get_ident() != rank.owner_ident:
+            return original(self, gradient, *args, **kwargs)
         metrics = rank.metrics
         # Under a mode (torch.set_default_device is one) torch calls the method of the class once more, which is this.
-        if metrics is None or gradient is not None or metrics.is_inside or get_ident() != rank.owner_ident:
+        if metrics is None or metrics.is_inside or pulses & metrics.mask:
             return original(self, gradient, *args, **kwargs)
         metrics.is_inside = True
         try:

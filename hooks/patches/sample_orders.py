@@ -154,8 +154,7 @@ class SampleOrders:
 
     def _settle(self, iterator: int) -> None:
         """Another batch is fetched, of an iterator (by id(); 0: it had no more): was the last one trained on?"""
-        metrics = self._rank.metrics
-        backwards = metrics.backwards if metrics is not None else 0
+        backwards = self._rank.pace.backwards
         if backwards != self._backwards:
             if self._last is not None and not self._is_mixed:
                 self._last.trained += 1

@@ -1,4 +1,4 @@
-"""Steps: an optimizer's are the pulse of training; and what they go to: other ranks, data, collecting, own work."""
+"""What steps go to: waiting for other ranks, data, collecting, own work."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from time import monotonic_ns
 from typing import Any
 
 from guardrun.hooks.checksums import checker
-from guardrun.hooks.guards import gradient_groups
-from guardrun.hooks.guards.step_guard import install as install_guard
 from guardrun.hooks.guards.step_guard import step_guard
-from guardrun.hooks.patches import device_memory
 from guardrun.hooks.rank.rank import Rank
-from guardrun.hooks.wire.board import PHASES, Field, Milestone
+from guardrun.hooks.wire.board import Field, Milestone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,9 +33,9 @@ if TYPE_CHECKING:
 #
 # Waiting is the time inside torch.distributed's functions and Work.wait (hooks/patches/collectives.py), and at the end
 # of DDP's backward pass, in C++: torch's own log of DDP tells when the last gradient was there and when the last
-# reduction was. On CPUs it is told to time each step, which costs nothing that can be measured; on devices it times
-# every hundredth by itself, with events of the device, and is left alone. Reading it takes 4 µs, so that is done at
-# most every 20 ms.
+# reduction was. On CPUs it is told to time as many as are read; on devices it times every hundredth by itself, with
+# events of the device, and is left alone. Between two steps, which take the caches, timing one costs 50 µs, and reading
+# it another 80: that is done at most every 200 ms.
 #
 # What cannot be told: a device's time inside of collectives that are not DDP's, unless the user has it timed
 # (hooks/patches/device_timing.py): then the sums are of steps timed there. Else it counts as the rank's own, of every
@@ -46,9 +43,11 @@ if TYPE_CHECKING:
 
 
 PUBLISH_NS = 1_000_000_000
-READ_NS = 20_000_000
+READ_NS = 200_000_000
 ODD = 5
 """A step that takes so many times as long as those before it is none to count."""
+DDP_ONE_IN = 100
+"""torch's own."""
 MAX_REPLICAS = 8
 MAX_GROUPS = 16
 
@@ -65,8 +64,8 @@ class StepBreakdown:
         self._rank = rank
         self._replicas: list[Replica] = []
         self._last_ns = 0
-        self._limit_ns = 0
-        """Beyond it a step is odd; 0 before the first."""
+        self.limit_ns = 0
+        """A step that takes longer is an odd one; 0 before the first."""
         self._due_ns = 0
         self._read_ns = 0
         self._steps = 0
@@ -80,15 +79,25 @@ class StepBreakdown:
         self._replicas = [replica for replica in self._replicas if replica.is_there()][-MAX_REPLICAS + 1 :]
         self._replicas.append(Replica(model))
 
+    @property
+    def next_ns(self) -> int:
+        """There is nothing to do before, but for odd steps."""
+        return 0 if self._rank.device_timer is not None else self._read_ns
+
+    def add_quiet(self, steps: int, last_ns: int) -> None:
+        """So many steps were done, none of them odd or after next_ns; the last one at this time."""
+        self._steps += steps
+        self._last_ns = last_ns
+
     def on_step(self, now_ns: int) -> None:
-        """A step is done. A quarter of a microsecond; four now and then. Never raises."""
+        """A step is done. Never raises."""
         timer = self._rank.device_timer
         if timer is not None and not self._replicas and timer.on_step():
             if now_ns >= self._due_ns:
                 self._publish_timed(timer, now_ns)
             return
         took_ns, self._last_ns = now_ns - self._last_ns, now_ns
-        if took_ns > self._limit_ns:
+        if took_ns > self.limit_ns:
             self._exclude_step(now_ns)
             return
         self._steps += 1
@@ -110,7 +119,7 @@ class StepBreakdown:
 
     def _exclude_step(self, now_ns: int) -> None:
         """Begin anew with the next step. Where odd ones come again and again, they are ordinary: the limit grows."""
-        self._limit_ns = 2 * self._limit_ns if self._limit_ns else 1 << 62
+        self.limit_ns = 2 * self.limit_ns if self.limit_ns else 1 << 62
         self._begin(now_ns)
 
     def _begin(self, now_ns: int) -> None:
@@ -137,7 +146,9 @@ class StepBreakdown:
         is_untimed = not self._replicas and (timer is None or timer.is_off)
         if is_untimed and not self._is_unseen and waits_on_device():
             self._say_unseen()
-        self._limit_ns = ODD * took_ns // steps
+        self.limit_ns = ODD * took_ns // steps
+        for replica in self._replicas:
+            replica.time_one_in(READ_NS * steps // max(1, 2 * took_ns))
         self._begin(now_ns)
 
     def _publish_timed(self, timer: DeviceTimer, now_ns: int) -> None:
@@ -185,12 +196,21 @@ class Replica:
         self._sum_ns = 0
         self._count = 0
         is_detailed = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"  # logs every timed step
-        if getattr(model, "device_type", "") == "cpu" and not is_detailed:
-            model._set_ddp_runtime_logging_sample_rate(1)
+        self._one_in = 0 if is_detailed or getattr(model, "device_type", "") != "cpu" else DDP_ONE_IN
+        """Steps of which torch times one; 0: that is left to it."""
+        self.time_one_in(1)
 
     def is_there(self) -> bool:
         """Whether anybody else still has the model."""
         return self._model() is not None
+
+    def time_one_in(self, steps: int) -> None:
+        """Have torch time one step in so many, from now on."""
+        steps = min(max(1, steps), DDP_ONE_IN)
+        model = self._model()
+        if model is not None and self._one_in and steps != self._one_in:
+            model._set_ddp_runtime_logging_sample_rate(steps)
+            self._one_in = steps
 
     def begin(self) -> None:
         """What was read before does not count."""
@@ -215,9 +235,10 @@ class Replica:
 
 def step_observer(rank: Rank) -> StepObserver:
     """The rank's, made when it is first asked for."""
-    if rank.spent is None:
-        rank.spent = StepBreakdown(rank)
-    return rank.spent
+    found = rank.spent
+    if found is None:
+        found = rank.spent = StepBreakdown(rank)
+    return found
 
 
 def install_ddp(module: Any, rank: Rank) -> None:
@@ -262,71 +283,3 @@ def _wrap_sync(original: Any, rank: Rank) -> Any:
 
     _sync_buffers._torchdynamo_inline = original  # type: ignore[attr-defined]  # dynamo's own convention
     return _sync_buffers
-
-
-# Optimizers ---------------------------------------------------------------------------------------------------------
-# Optimizer steps: the pulse of training, and a count of steps for scripts that don't count for us.
-#
-# torch calls the global post hook for each optimizer, also compiled and scaled ones. With an optimizer a parameter it
-# fires many times a step, so steps are those of the optimizer that has done most.
-
-
-_PULSES, _PROGRESS_NS = int(Field.PULSES), int(Field.PROGRESS_NS)
-_STEP, _STEP_NS = int(Field.STEP), int(Field.STEP_NS)
-
-
-def install(module: Any, rank: Rank) -> None:
-    """Register the hook with torch.optim.optimizer. Raises AttributeError before torch 2.2."""
-    spent_on_step = step_observer(rank).on_step
-    counts: dict[int, int] = {}
-    # An id is used again after its object's end; the count must not go on with the next one.
-    watched: dict[int, weakref.ref[Any]] = {}
-
-    def adopt(optimizer: Any) -> int:
-        key = id(optimizer)
-
-        def forget(_: object) -> None:
-            counts.pop(key, None)
-            watched.pop(key, None)
-
-        watched[key] = weakref.ref(optimizer, forget)
-        if not rank.has_reached(Milestone.FIRST_PROGRESS):
-            rank.mark(Milestone.FIRST_PROGRESS)
-        words = rank.words
-        if words[Field.PHASE] == PHASES.index("start"):
-            rank.phase = "train"
-            words[Field.PHASE] = PHASES.index("train")
-            words[Field.PHASE_SINCE_NS] = monotonic_ns()
-        return 1
-
-    def on_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        try:
-            words = rank.words
-            now_ns = monotonic_ns()
-            words[_PULSES] += 1
-            words[_PROGRESS_NS] = now_ns
-            key = id(optimizer)
-            count = counts[key] + 1 if key in counts else adopt(optimizer)
-            counts[key] = count
-            if count > words[_STEP] and not rank.counts_itself:
-                words[_STEP] = count
-                words[_STEP_NS] = now_ns
-                spent_on_step(now_ns)
-                if rank.gc_policy is not None:
-                    rank.gc_policy.on_step(now_ns)
-            metrics = rank.metrics
-            if metrics is not None:
-                metrics.on_optimizer(optimizer)
-            memory = rank.memory
-            if memory is not None and now_ns >= memory.due_ns:
-                memory.on_step(optimizer, now_ns)
-            checksums = rank.checksums
-            if checksums is not None:
-                checksums.on_optimizer(optimizer)
-        except Exception as error:
-            rank.fail("optimizer", error)
-
-    module.register_optimizer_step_post_hook(on_step)
-    install_guard(module, rank)
-    gradient_groups.install(module, rank)
-    device_memory.install(module, rank)

@@ -64,8 +64,18 @@ class CollectionPolicy(Protocol):
 class StepObserver(Protocol):
     """Hears of each training step, to tell what it went to."""
 
+    limit_ns: int
+    """A step that takes longer is an odd one."""
+
+    @property
+    def next_ns(self) -> int:
+        """CLOCK_MONOTONIC: there is nothing to do before, but for odd steps."""
+
     def on_step(self, now_ns: int) -> None:
         """A training step is done (CLOCK_MONOTONIC). Never raises."""
+
+    def add_quiet(self, steps: int, last_ns: int) -> None:
+        """So many were done before it, none of them odd or after next_ns; the last one at this time."""
 
     def add_replica(self, model: Any) -> None:
         """This rank has made a model whose gradients are reduced among the ranks (DistributedDataParallel)."""
@@ -77,7 +87,7 @@ class DeviceObserver(Protocol):
     def after_set_device(self, cuda: Any) -> None:
         """The thread that asks has another current device. cuda: torch's module."""
 
-    def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def on_step(self, optimizer: Any) -> None:
         """An optimizer has stepped. Never raises."""
 
 
@@ -129,8 +139,6 @@ class MetricsObserver(Protocol):
 
     is_inside: bool
     """A call that is seen is under way: what it calls is part of it."""
-    backwards: int
-    """Calls of backward() so far."""
 
     def see_loss(self, tensor: Any) -> None:
         """backward() is called on it. Like the others here: never raises."""
@@ -144,8 +152,19 @@ class MetricsObserver(Protocol):
     def note_said(self, loss: Any, grad_norm: Any) -> None:
         """The script says them; None: not said."""
 
+    mask: int
+    """Steps are read that begin when the board's count of pulses has none of these bits."""
+    is_due: bool
+    """Whatever the mask says, the step under way is written down."""
+
     def on_optimizer(self, optimizer: Any) -> None:
-        """An optimizer has stepped, which the board counts already."""
+        """An optimizer has stepped, which the board counts already, of a step that is read."""
+
+    def on_plain(self, optimizer: Any, step: int) -> bool:
+        """An optimizer has stepped, of this step, which is read; False: on_optimizer has to hear of it."""
+
+    def read_all(self) -> None:
+        """There are several optimizers: from now on all steps are read."""
 
     def on_left_out(self, optimizer: Any) -> None:
         """A GradScaler has left out an optimizer's step."""
@@ -192,5 +211,8 @@ class ReplicaChecker(Protocol):
     def add_model(self, model: Any) -> None:
         """This rank has made a model whose gradients are reduced among the ranks. Like the other: never raises."""
 
-    def on_optimizer(self, optimizer: Any) -> None:
-        """An optimizer has stepped, which the board counts already."""
+    due: dict[int, int]
+    """By id() of an optimizer: the step of it, counted from 1, at which it has to be shown here again."""
+
+    def on_optimizer(self, optimizer: Any, count: int) -> None:
+        """An optimizer has stepped, for the count-th time, which the board counts already."""

@@ -113,6 +113,22 @@ def private_words() -> memoryview:
     return memoryview(bytearray(SIZE_BYTES)).cast("q")
 
 
+class Pace:
+    """Where training stands: what each backward() and each step touch, close together."""
+
+    __slots__ = ("backwards", "began", "pulses", "quiet_until")
+
+    def __init__(self) -> None:
+        self.pulses = 0
+        """Steps of all optimizers, as the board counts."""
+        self.quiet_until = 0
+        """Steps that begin at a lower count of pulses are only counted (hooks/patches/optimizer_steps.py)."""
+        self.backwards = 0
+        """Calls of backward()."""
+        self.began = -1
+        """The count of pulses at the last of them, of the step under way; -1: there was none."""
+
+
 class Rank:
     """One object a process. Hooks read `words` anew at each call, since a fork swaps it."""
 
@@ -174,6 +190,7 @@ class Rank:
         self.shared: set[str] = set()
         """… and those of them that it turned out to use as well."""
         self.counts_itself = False
+        self.pace = Pace()
         """The script calls step(): optimizers don't count."""
         self.phase = PHASES[0]
         self.import_lock = allocate_lock()
@@ -230,6 +247,7 @@ class Rank:
         words = self.words
         if not self.counts_itself:
             self.counts_itself = True
+            self.pace.quiet_until = 0
             words[_STEP] = 0
             self.mark(Milestone.API_STEPS)
             self.mark(Milestone.FIRST_PROGRESS)

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 HOOKS = {
     "torch": "guardrun.hooks.patches.torch_import",
     "torch.cuda": "guardrun.hooks.patches.devices",
-    "torch.optim": "guardrun.hooks.patches.devices:install_optimizers",
-    "torch.optim.optimizer": "guardrun.hooks.patches.steps",
+    "torch.optim.optimizer": "guardrun.hooks.patches.optimizer_steps",
     "torch.nn.utils.clip_grad": "guardrun.hooks.patches.metrics:install_clip",
     "torch.amp.grad_scaler": "guardrun.hooks.patches.metrics:install_scaler",
     "torch.distributed.fsdp.fully_sharded_data_parallel": "guardrun.hooks.patches.metrics:install_fsdp",

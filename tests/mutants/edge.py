@@ -39,8 +39,8 @@ EDGE: tuple[Mutation, ...] = (
     ),
     Mutation(
         name="step_not_on_the_board",
-        file="hooks/patches/steps.py",
-        before="                words[_STEP] = count\n",
+        file="hooks/patches/optimizer_steps.py",
+        before="            words[_STEP] = count\n",
         after="",
         breaks="steps are not counted where the script does not count them itself",
         quick=(

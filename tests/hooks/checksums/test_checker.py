@@ -166,9 +166,9 @@ def test_what_fails_three_times_is_turned_off(rank: Rank, monkeypatch: pytest.Mo
     steps, optimizer = Steps(), Optimizer()
     checker.watch(steps)
     monkeypatch.setattr(Checker, "_start", fail)
-    for _ in range(60):
+    for count in range(1, 61):
         if rank.checksums is not None:
-            checker.on_optimizer(optimizer)
+            checker.on_optimizer(optimizer, count)
     assert rank.checksums is None
     assert [kind for kind, fields in drain(rank) if fields.get("hook") == "checksums"] == ["HookFailed"]
 
@@ -188,10 +188,10 @@ def test_nothing_is_asked_while_a_graph_is_captured(rank: Rank, monkeypatch: pyt
     checker.watch(Steps())
     optimizer = Optimizer()
     rank.words[checking._CAPTURES] = 1
-    for _ in range(40):
-        checker.on_optimizer(optimizer)
+    for count in range(1, 41):
+        checker.on_optimizer(optimizer, count)
     assert not started
     rank.words[checking._CAPTURES] = 0
-    for _ in range(30):
-        checker.on_optimizer(optimizer)
+    for count in range(41, 71):
+        checker.on_optimizer(optimizer, count)
     assert len(started) == 3

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from guardrun.hooks.patches.sample_orders import FIRST, MOST_INDICES, TURNS, SampleOrders
+from guardrun.hooks.rank.rank import Pace
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.messages import HookFailed
 from guardrun.hooks.wire.samples_page import samples_name
@@ -86,7 +87,7 @@ class Driven:
         self.sockets, self.number = sockets, rank
         self.rank: Any = SimpleNamespace(
             samples=None,
-            metrics=SimpleNamespace(backwards=0),
+            pace=Pace(),
             words=[0] * len(Field) * 2,
             sockets=str(sockets),
             attempt=0,
@@ -103,7 +104,7 @@ class Driven:
         for indices in batches:
             iterator._num_yielded += 1
             self.orders.on_batch(iterator, indices)
-            self.rank.metrics.backwards += 1
+            self.rank.pace.backwards += 1
         self.orders.on_end(iterator)
         assert self.failed == []
         return read(self.sockets, self.number)[-1]

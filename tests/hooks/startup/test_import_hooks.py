@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from guardrun.hooks.patches import steps
+from guardrun.hooks.patches import optimizer_steps
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.startup.import_hooks import Finder
 from guardrun.hooks.wire.board import PHASES, Field, Milestone
@@ -56,7 +56,7 @@ class Optimizer:
 
 def test_steps_on_the_board_are_those_of_the_optimizer_that_has_done_most(rank: Rank) -> None:
     hooks: list[Callable[..., None]] = []
-    steps.install(SimpleNamespace(register_optimizer_step_post_hook=hooks.append), rank)
+    optimizer_steps.install(SimpleNamespace(register_optimizer_step_post_hook=hooks.append), rank)
     [on_step] = hooks
     one, other = Optimizer(), Optimizer()
     for optimizer in (one, one, other, one, other):
