@@ -31,11 +31,12 @@ DIVERGENCE = (
     f"{_BEFORE}. If the same rank's node is named again, have its device checked (`guardctl check --full`): {_CHECK}. "
     f"{_SCRIPTS_OWN}"
 )
+_BOTH = f"`guardctl check --full` on the nodes of both has their devices compute what has a known result: {_CHECK}."
 _OF_TWO = (
-    f"{_BEFORE}: where training passes the same checks again, and comes to the same numbers in those before, guardrun "
-    "says which of the two it contradicts. `guardctl check --full` on the nodes of both has their devices compute what "
-    f"has a known result: {_CHECK}. {_SCRIPTS_OWN}"
+    f"{_BEFORE}: where training then comes to the same numbers as before, guardrun says whether the two differ again, "
+    f"which is the script's doing, or not, and where it shows, which one was wrong. {_BOTH} {_SCRIPTS_OWN}"
 )
+_ONCE = f"{_BEFORE}, if this attempt has not. {_BOTH}"
 _CONTRADICTED = (
     "Have that device, and its host's memory, checked (`guardctl check --full`, `dcgmi diag -r 3`): it need not fail "
     "again soon. What was saved after the step at which replicas were equal last may hold its values. `[policy] "
@@ -90,4 +91,6 @@ def divergence_advice(known: Mapping[str, Any]) -> str:
         return _CONTRADICTED
     if rerun.get("says") == "script":
         return _TWICE
+    if rerun.get("says") == "once":
+        return _ONCE
     return _OF_TWO if known.get("agree") == 0 else ""

@@ -1,7 +1,8 @@
-"""Which of two replicas that differ is right: what a later attempt holds after the same steps.
+"""Two replicas that differ, and a later attempt that trains the same steps again: does it come again, and whose is it?
 
-Of two sums that differ nothing tells which one is right. An attempt that goes on from a checkpoint of before, for
-whatever reason, computes the same steps once more on both ranks, and says it where all of this holds:
+Of two sums that differ nothing tells which one is right, nor whether the script means them to. An attempt that goes on
+from a checkpoint of before, for whatever reason, computes the same steps once more on both ranks, and says it where all
+of this holds:
 
     the same job      as many ranks, the same tensors on the same two of them
     the same numbers  in checks that it passes again and in which the two were equal, both hold what both held then:
@@ -10,9 +11,14 @@ whatever reason, computes the same steps once more on both ranks, and says it wh
 
 Then both checks in which the two differed are compared with what it holds there:
 
-    what one of the two held, on both ranks    the other one computed otherwise: it is named
-    the same two sums on the same ranks        the script, or a device that is wrong each time: nobody is named
-    anything else                              it is not the same each time, or more than one thing went wrong
+    the same two sums on the same ranks   SCRIPT: or a device that is wrong each time; nobody is named
+    what one of the two held, on both     RANK: the other one computed otherwise, and is named
+    something else, but equal             ONCE: hardly the script's doing, if it had no other data since those before
+    something else, and not equal         OTHERWISE: nothing is known
+
+RANK is rare: ranks average their gradients, so what one holds wrongly has changed what both hold after the next step.
+The other one is as it would have been only while it has not got into a gradient: what happened in the very step of a
+check, a row of a table that nobody looks up, bits that a forward pass in lower precision cuts off.
 
 A check that is missing on either side is not passed. Nothing is ever restarted for this.
 """
@@ -34,7 +40,7 @@ KEPT = 3
 ENOUGH = 2
 CONFIDENCE = 0.9
 
-RANK, SCRIPT, NEITHER, UNLIKE = "rank", "script", "neither", "unlike"
+RANK, SCRIPT, ONCE, OTHERWISE, UNLIKE = "rank", "script", "once", "otherwise", "unlike"
 """What a later attempt says, as the evidence has it; the last: it had other numbers before."""
 
 
@@ -54,19 +60,12 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 def held_in(ballot: Ballot, moments: Ballot | None) -> Held | None:
     """What a check of two ranks shows; None where there are more, or where they can't be compared.
 
-    moments: of the same check, or of one before it.
+    moments: of the same check.
     """
     if ballot.size != 2 or len(ballot.layouts) != 1:
         return None
-    is_theirs = moments is not None and moments.count == ballot.count and moments.size == 2
-    return Held(
-        ballot.step,
-        ballot.is_echo,
-        ballot.layouts[0],
-        ballot.tensors,
-        _sums(ballot),
-        _sums(moments) if moments is not None and is_theirs and len(moments.layouts) == 1 else [],
-    )
+    sums = _sums(moments) if moments is not None and moments.size == 2 and len(moments.layouts) == 1 else []
+    return Held(ballot.step, ballot.is_echo, ballot.layouts[0], ballot.tensors, _sums(ballot), sums)
 
 
 def _sums(ballot: Ballot) -> list[str]:
@@ -85,7 +84,7 @@ class Passage(msgspec.Struct, kw_only=True):
     is_unlike: bool = False
     """In one of them it was not so."""
     first: str | int | None = None
-    """What it held in the first check that differed: as _compare answers; None: that is not known."""
+    """What _compare says of the first check that differed; None: that one has not been passed."""
 
 
 class Unsettled(msgspec.Struct, kw_only=True):
@@ -129,7 +128,7 @@ class DivergenceRerun(msgspec.Struct, kw_only=True):
 
     def keep(self, one: Unsettled) -> None:
         """Nobody can say now which one of two is right."""
-        if len(one.differing) == 2:
+        if [len(held.parameters) for held in one.differing] == [2, 2]:
             self.unsettled = [*self.unsettled, one]
 
     def pass_check(self, of: str, held: Held, attempt: AttemptView, view: RunView) -> list[Verdict]:
@@ -160,14 +159,23 @@ class DivergenceRerun(msgspec.Struct, kw_only=True):
         if _is_of(first, held):
             passage.first = _compare(first, held)
         elif _is_of(second, held) and passage.first is not None:
-            now = _compare(second, held)
-            if now is None:
-                return []
-            if now != passage.first or now == NEITHER:
-                return self._leave_open(one, NEITHER, view)
-            self.unsettled = [other for other in self.unsettled if other is not one]
-            return self._script(one, attempt, view) if now == SCRIPT else self._name(one, int(now), view)
+            return self._settle(one, passage.first, _compare(second, held), attempt, view)
         return []
+
+    def _settle(
+        self, one: Unsettled, first: str | int, second: str | int, attempt: AttemptView, view: RunView
+    ) -> list[Verdict]:
+        """What both checks say together."""
+        if SCRIPT in (first, second) or OTHERWISE in (first, second):
+            if first != second or first == OTHERWISE:
+                return self._leave_open(one, OTHERWISE, view)
+            found = self._script(one, attempt, view)
+        elif isinstance(first, int) and second in (first, ONCE):
+            found = self._name(one, first, view)
+        else:
+            found = self._once(one, view)
+        self.unsettled = [other for other in self.unsettled if other is not one]
+        return found
 
     def _name(self, one: Unsettled, odd: int, view: RunView) -> list[Verdict]:
         """One of the two computed otherwise than all the others. odd: its index."""
@@ -202,18 +210,24 @@ class DivergenceRerun(msgspec.Struct, kw_only=True):
         summary = divergence_evidence.two_sentence(one.finding, text)
         return [msgspec.structs.replace(self._changed(one, SCRIPT, summary, view), level="warn")]
 
+    def _once(self, one: Unsettled, view: RunView) -> list[Verdict]:
+        """They do not differ again."""
+        words = (
+            f"attempt {one.passage.attempt}, which held the same up to step {one.passage.equal[-1]}, has trained these "
+            "steps again without a difference, so unless it had other data since then it is not the script's doing: a "
+            "device computed otherwise, or a bit flipped in memory. Whose cannot be told: ranks that share gradients "
+            "soon change together"
+        )
+        summary = divergence_evidence.two_sentence(one.finding, words)
+        return [msgspec.structs.replace(self._changed(one, ONCE, summary, view), level="warn")]
+
     def _leave_open(self, one: Unsettled, says: str, view: RunView) -> list[Verdict]:
         """The attempt says nothing of it; a later one may."""
         if one.is_told:
             return []
         one.is_told = True
-        now = one.passage.attempt
-        words = (
-            f"attempt {now} has trained these steps with other numbers, which says nothing of it"
-            if says == UNLIKE
-            else f"attempt {now}, with the same numbers before, holds neither: the script does not compute the same "
-            "each time, or more than one thing went wrong"
-        )
+        words = "with other numbers" if says == UNLIKE else "and they differ in another way"
+        words = f"attempt {one.passage.attempt} has trained these steps again, {words}, which says nothing of it"
         return [self._changed(one, says, divergence_evidence.two_sentence(one.finding, words), view)]
 
     def _changed(self, one: Unsettled, says: str, summary: str, view: RunView, **more: Any) -> Changed:
@@ -261,12 +275,10 @@ def _is_same(known: Held, held: Held) -> bool | None:
     return known.parameters == held.parameters and known.moments == held.moments
 
 
-def _compare(differing: Held, held: Held) -> str | int | None:
-    """Which of two that differed is contradicted, by its index; SCRIPT where both hold the same as then; NEITHER."""
-    if len(differing.parameters) != 2:
-        return None
+def _compare(differing: Held, held: Held) -> str | int:
+    """Which of two that differed is contradicted, by its index; else SCRIPT, ONCE or OTHERWISE."""
     if held.parameters == differing.parameters:
         return SCRIPT
-    if len(held.parameters) == 1 and held.parameters[0] in differing.parameters:
-        return 1 - differing.parameters.index(held.parameters[0])
-    return NEITHER
+    if len(held.parameters) > 1:
+        return OTHERWISE
+    return 1 - differing.parameters.index(held.parameters[0]) if held.parameters[0] in differing.parameters else ONCE

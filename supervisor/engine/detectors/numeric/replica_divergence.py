@@ -60,6 +60,8 @@ class Compared(msgspec.Struct, kw_only=True):
     """By count: checks of which not all ranks have reported yet."""
     last: Ballot | None = None
     """The newest of which all have."""
+    recent: list[Ballot] = []
+    """Of two replicas' moments: those of late, for the parameters of the same checks."""
     layout: int = -1
     """Of that; -1: unknown."""
     left_out: tuple[list[int], list[int]] = msgspec.field(default_factory=lambda: ([], []))
@@ -71,7 +73,7 @@ class Compared(msgspec.Struct, kw_only=True):
 class Set(msgspec.Struct, kw_only=True):
     """Tensors that several ranks hold alike."""
 
-    of: str
+    of: str = ""
     """As the checks have it."""
     parameters: Compared | None = None
     moments: Compared | None = None
@@ -155,6 +157,8 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
         if ballot.size < compared.replicas:
             return None
         compared.last = ballot
+        if check.kind == MOMENTS and compared.replicas == 2:
+            compared.recent = [*compared.recent, ballot][-MAX_BALLOTS:]
         compared.ballots = {count: one for count, one in compared.ballots.items() if count > ballot.count}
         return ballot
 
@@ -265,7 +269,8 @@ def _held(known: Set, ballot: Ballot) -> Held | None:
     parameters, moments = known.parameters, known.moments
     if parameters is None or parameters.replicas != 2 or any(parameters.left_out):
         return None
-    return held_in(ballot, moments.last if moments is not None else None)
+    same = [one for one in moments.recent if one.count == ballot.count] if moments is not None else []
+    return held_in(ballot, same[0] if same else None)
 
 
 def _is_poisoned(view: RunView, attempt: int) -> bool:

@@ -30,23 +30,32 @@ class Replicas:
 
     def check(self, count: int, is_echo: bool, change: Change, *, silent: tuple[int, ...] = (), kind: int = 0) -> None:
         """One check of all ranks; a node's report each."""
+        for rank, checks in self.checks(count, is_echo, change, kind).items():
+            if rank not in silent:
+                self.report({rank: checks}, self.base + count)
+
+    def checks(self, count: int, is_echo: bool, change: Change, kind: int = 0) -> dict[int, list[ev.ReplicaCheck]]:
+        """What the ranks have to report of one."""
         step = self.base + count
         sums = {
             rank: [hash((kind, place, step)) % 2**64 for place in range(self.tensors)] for rank in range(self.ranks)
         }
         writes = dict.fromkeys(range(self.ranks), 100)
         change(sums, writes, step)
-        for rank in range(self.ranks):
-            if rank in silent:
-                continue
-            check = self._check(kind, count, is_echo, writes[rank], sums[rank])
-            named = msgspec.structs.replace(check, kind=2, names=self.names)
-            names = [named] if not rank and count == 50 else []
-            report = ev.RankReport(global_rank=rank, progress=step, step=step, replicas=[*names, check])
-            event = ev.NodeReport(node="node-a", attempt=self.told.attempt, ranks=[report])
-            actions = self.told.tell(event, self.told.now_s + 0.1)
-            self.actions += actions
-            self.said += [action.text for action in actions if isinstance(action, ac.Say)]
+        made = {rank: [self._check(kind, count, is_echo, writes[rank], sums[rank])] for rank in range(self.ranks)}
+        if count == 50:
+            made[0].insert(0, msgspec.structs.replace(made[0][0], kind=2, names=self.names))
+        return made
+
+    def report(self, checks: dict[int, list[ev.ReplicaCheck]], step: int) -> None:
+        """One report of a node."""
+        reports = [
+            ev.RankReport(global_rank=rank, progress=step, step=step, replicas=made) for rank, made in checks.items()
+        ]
+        event = ev.NodeReport(node="node-a", attempt=self.told.attempt, ranks=reports)
+        actions = self.told.tell(event, self.told.now_s + 0.1)
+        self.actions += actions
+        self.said += [action.text for action in actions if isinstance(action, ac.Say)]
 
     def _check(self, kind: int, count: int, is_echo: bool, writes: int, sums: list[int]) -> ev.ReplicaCheck:
         return ev.ReplicaCheck(
