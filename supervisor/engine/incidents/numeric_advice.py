@@ -31,12 +31,10 @@ DIVERGENCE = (
     f"{_BEFORE}. If the same rank's node is named again, have its device checked (`guardctl check --full`): {_CHECK}. "
     f"{_SCRIPTS_OWN}"
 )
-_BOTH = f"`guardctl check --full` on the nodes of both has their devices compute what has a known result: {_CHECK}."
-_OF_TWO = (
-    f"{_BEFORE}: where training then comes to the same numbers as before, guardrun says whether the two differ again, "
-    f"which is the script's doing, or not, and where it shows, which one was wrong. {_BOTH} {_SCRIPTS_OWN}"
+_AGAIN = (
+    "where training then comes to the same numbers as before, guardrun says whether the two differ again, which is the "
+    "script's doing, or not, and where it shows, which one was wrong"
 )
-_ONCE = f"{_BEFORE}, if this attempt has not. {_BOTH}"
 _CONTRADICTED = (
     "Have that device, and its host's memory, checked (`guardctl check --full`, `dcgmi diag -r 3`): it need not fail "
     "again soon. What was saved after the step at which replicas were equal last may hold its values. `[policy] "
@@ -86,11 +84,13 @@ def nan_advice(known: Mapping[str, Any]) -> str:
 
 def divergence_advice(known: Mapping[str, Any]) -> str:
     """Of two replicas, by what an attempt that trained the same steps again says; empty where there are more."""
+    where = " and ".join(map(str, known.get("nodes") or [])) or "the nodes of both"
+    both = f"`guardctl check --full` on {where} has devices compute what has a known result: {_CHECK}."
     rerun = known.get("rerun") or {}
     if rerun.get("says") == "rank":
         return _CONTRADICTED
     if rerun.get("says") == "script":
         return _TWICE
     if rerun.get("says") == "once":
-        return _ONCE
-    return _OF_TWO if known.get("agree") == 0 else ""
+        return f"{_BEFORE}, if this attempt has not. {both}"
+    return f"{_BEFORE}: {_AGAIN}. {both} {_SCRIPTS_OWN}" if known.get("agree") == 0 else ""

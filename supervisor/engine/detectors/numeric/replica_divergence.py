@@ -234,7 +234,9 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
         if repeat := self.rerun.repeats(known.of, finding.step, attempt.number):
             finding.repeats = repeat.words
             evidence["rerun"] = {"attempt": repeat.before, "says": SCRIPT}
-        nodes = {attempt.ranks[rank].rank.node for rank in finding.dissenters}
+        nodes = {attempt.ranks[rank].rank.node for rank in finding.dissenters or finding.ranks}
+        if not finding.dissenters:
+            evidence["nodes"] = sorted(nodes)
         return [
             Detected(
                 key=known.key,
@@ -247,7 +249,7 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
                 step=finding.step,
                 evidence=evidence,
                 level="bad",
-                node=nodes.pop() if len(nodes) == 1 and not finding.is_throughout else "",
+                node=nodes.pop() if finding.dissenters and len(nodes) == 1 and not finding.is_throughout else "",
             ),
             Diverged(key=known.key),
         ]
