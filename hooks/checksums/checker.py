@@ -1,11 +1,10 @@
 """Every so many steps, the sums of what replicas share, on a page for the supervisor; nothing waits for a device.
 
 A check comes after FIRST steps and then every `check_every`, each with a second one ECHO steps later, so that a
-difference is seen twice within a short time. All ranks check after the same steps without a word between them. What
-resumes from a checkpoint counts from the step of that: whatever it trains once more it checks where it was checked
-before, and the engine can compare the two (engine/detectors/numeric/divergence_rerun.py). Where a check costs the host
-more than SHARE of the time since the last one, this rank checks half as often: what it still does, the others do as
-well.
+difference is seen twice within a short time. All ranks check after the same steps without a word between them; and what
+resumes from a checkpoint counts from its step, so that what is trained again is checked again (for the engine's
+divergence_rerun.py). Where a check costs the host more than SHARE of the time since the last one, this rank checks half
+as often: what it still does, the others do as well.
 
 Only the training thread calls what is here; nothing raises, and what fails three times is turned off.
 """
@@ -62,9 +61,7 @@ class Watched:
 
     def __init__(self, replicas: ReplicaSet, every: int, base: int = 0) -> None:
         """base: of the checkpoint that all ranks were told to resume from."""
-        self.replicas = replicas
-        self.every = every
-        self._base = base
+        self.replicas, self.every, self._base = replicas, every, base
         self.ends: dict[tuple[int, ...], Any] = {}
         self.pending: Check | None = None
         self.writes: dict[int, int] = {}
@@ -299,5 +296,5 @@ def install(rank: Rank) -> None:
     """Begin, where there are other ranks and it is wanted."""
     every = rank.settings.get("check_every", CHECK_EVERY)
     if isinstance(every, int) and every > 0 and rank.world_size > 1:
-        # What a rank has loaded, and when that is known, differs by rank: this is the same on all of them.
+        # The same on all ranks, unlike what each has loaded.
         rank.checksums = Checker(rank, max(every, 2 * ECHO), max(resume_step() or 0, 0))

@@ -214,8 +214,8 @@ class DivergenceRerun(msgspec.Struct, kw_only=True):
         """They do not differ again."""
         words = (
             f"attempt {one.passage.attempt}, which held the same up to step {one.passage.equal[-1]}, has trained these "
-            "steps again without a difference, so unless it had other data since then it is not the script's doing: a "
-            "device computed otherwise, or a bit flipped in memory. Whose cannot be told: ranks that share gradients "
+            "steps again without a difference, so unless it had other data since then it is hardly the script's doing: "
+            "a device computed otherwise, or a bit flipped in memory. Whose cannot be told: ranks that share gradients "
             "soon change together"
         )
         summary = divergence_evidence.two_sentence(one.finding, words)

@@ -239,6 +239,12 @@ def test_its_node_is_kept_out_where_the_user_asks_for_it(
     assert run.incident.action == ("isolate_node" if is_isolated else "none")
 
 
+def test_until_then_the_nodes_of_both_are_named_as_those_to_look_at(told: Told) -> None:
+    run = attempts(told).resume(0, nodes=("node-a", "node-b")).train(flipped(1, since=700), 1010)
+    assert run.incident.evidence["nodes"] == ["node-a", "node-b"]
+    assert "`guardctl check --full` on node-a and node-b has devices compute" in run.incident.advice
+
+
 # What is the script's -----------------------------------------------------------------------------------------------
 
 
@@ -283,13 +289,11 @@ def test_what_has_got_into_gradients_is_nobodys_any_more(told: Told, since: int)
     assert run.incident.summary == (
         "The two replicas on ranks 0-1 differ in layer3.weight: they were equal at step 510, and are not since step "
         "1000; attempt 1, which held the same up to step 510, has trained these steps again without a difference, so "
-        "unless it had other data since then it is not the script's doing: a device computed otherwise, or a bit "
+        "unless it had other data since then it is hardly the script's doing: a device computed otherwise, or a bit "
         "flipped in memory. Whose cannot be told: ranks that share gradients soon change together."
     )
-    assert (
-        "`guardctl check --full` on node-a has devices" in run.incident.advice
-        and "if rank == 0" not in run.incident.advice
-    )
+    assert "`guardctl check --full` on node-a has devices" in run.incident.advice
+    assert "if rank == 0" not in run.incident.advice
     assert run.incident.confidence < 0.8 and any(text.startswith("incident 001:") for text in run.said[lines:])
 
 
