@@ -1,9 +1,10 @@
 """Every so many steps, the sums of what replicas share, on a page for the supervisor; nothing waits for a device.
 
 A check comes after FIRST steps and then every `check_every`, each with a second one ECHO steps later, so that a
-difference is seen twice within a short time. All ranks check after the same steps without a word between them. Where a
-check costs the host more than SHARE of the time since the last one, this rank checks half as often: what it still does,
-the others do as well.
+difference is seen twice within a short time. All ranks check after the same steps without a word between them; and what
+resumes from a checkpoint counts from its step, so that what is trained again is checked again (for the engine's
+divergence_rerun.py). Where a check costs the host more than SHARE of the time since the last one, this rank checks half
+as often: what it still does, the others do as well.
 
 Only the training thread calls what is here; nothing raises, and what fails three times is turned off.
 """
@@ -16,6 +17,7 @@ from _thread import get_ident
 from time import monotonic_ns
 from typing import Any
 
+from guardrun.hooks.api import resume_step
 from guardrun.hooks.checksums.page import ChecksumsPage, pack_names
 from guardrun.hooks.checksums.replicas import (
     DdpReplicas,
@@ -33,6 +35,7 @@ FIRST = 50
 ECHO = 10
 CHECK_EVERY = 500
 """Where the supervisor doesn't say."""
+_DUE, _DUE_FIRST = (0, ECHO), (FIRST, FIRST + ECHO)
 SHARE = 0.001
 NEVER = 1 << 62
 MAX_SETS = 16
@@ -57,9 +60,9 @@ class Check:
 class Watched:
     """A set, and where its checks stand."""
 
-    def __init__(self, replicas: ReplicaSet, every: int) -> None:
-        self.replicas = replicas
-        self.every = every
+    def __init__(self, replicas: ReplicaSet, every: int, base: int = 0) -> None:
+        """base: of the checkpoint that all ranks were told to resume from."""
+        self.replicas, self.every, self._base = replicas, every, base
         self.ends: dict[tuple[int, ...], Any] = {}
         self.pending: Check | None = None
         self.seen: dict[int, int] = {}
@@ -77,23 +80,30 @@ class Watched:
 
         All ranks answer alike, but for those that have doubled `every`.
         """
-        return self.is_main(count) or self.is_main(count - ECHO)
+        if (self._base + count) % self.every not in _DUE and count not in _DUE_FIRST:
+            return False  # nearly always
+        before = count - ECHO
+        return self.is_main(count) or before == FIRST or (before >= 0 and self._is_regular(before))
 
     def steps_to(self, key: int) -> int:
         """In how many steps of an optimizer, by its id(), the next check is due, or there may be something to see."""
         if not self.replicas.is_alone(key):
             return 1
         count, every = self.replicas.count, self.every
-        last = count - count % every
+        last = count - (self._base + count) % every
         return min(at for at in (FIRST, FIRST + ECHO, last + ECHO, last + every) if at > count) - count
 
     def is_main(self, count: int) -> bool:
         """Whether it is a check of its own, and no echo."""
-        return count == FIRST or (count > 0 and count % self.every == 0)
+        return count == FIRST or (count >= ECHO and self._is_regular(count))
+
+    def _is_regular(self, count: int) -> bool:
+        """Whether so many steps are a multiple of `every`, with those of attempts before."""
+        return self._base + count > 0 and (self._base + count) % self.every == 0
 
     def book(self, began_ns: int, ended_ns: int) -> None:
         """A check took so long: of one that costs too much, with its echo, every second one is left out from then."""
-        if self.replicas.count % self.every == 0:
+        if self._is_regular(self.replicas.count):
             elapsed_ns, self._checked_ns = began_ns - self._checked_ns, began_ns
             self._is_costly = 2 * (ended_ns - began_ns) > SHARE * elapsed_ns
         elif self._is_costly:
@@ -104,9 +114,9 @@ class Watched:
 class Checker:
     """One rank's."""
 
-    def __init__(self, rank: Rank, every: int) -> None:
+    def __init__(self, rank: Rank, every: int, base: int = 0) -> None:
         self._rank = rank
-        self._every = every
+        self._every, self._base = every, base
         self._sets: list[Watched] = []
         self._of: dict[int, list[Watched]] = {}
         """By id() of an optimizer: the sets that it trains."""
@@ -171,7 +181,7 @@ class Checker:
     def watch(self, replicas: ReplicaSet) -> None:
         """Check a set from now on."""
         self._sets = [one for one in self._sets if one.replicas.find() is not None][-MAX_SETS + 1 :]
-        self._sets.append(Watched(replicas, self._every))
+        self._sets.append(Watched(replicas, self._every, self._base))
         for known in (self._of, self._known, self.due):
             known.clear()
         self._rank.pace.quiet_until = 0  # on all ranks the next step is the set's first one
@@ -190,7 +200,7 @@ class Checker:
                 self._rank.samples.add_group(members)
             ordinal = self._ordinal("mesh", *members)
             replicas = MeshReplicas(optimizer, mesh, dimension, ordinal, self._rank.global_rank)
-            watched = Watched(replicas, self._every)
+            watched = Watched(replicas, self._every, self._base)
             self._sets = [*self._sets[-MAX_SETS + 1 :], watched]
             watched.replicas.adopt(optimizer, parameters)
             found = [watched]
@@ -310,4 +320,5 @@ def install(rank: Rank) -> None:
     """Begin, where there are other ranks and it is wanted."""
     every = rank.settings.get("check_every", CHECK_EVERY)
     if isinstance(every, int) and every > 0 and rank.world_size > 1:
-        rank.checksums = Checker(rank, max(every, 2 * ECHO))
+        # The same on all ranks, unlike what each has loaded.
+        rank.checksums = Checker(rank, max(every, 2 * ECHO), max(resume_step() or 0, 0))

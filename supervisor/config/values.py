@@ -216,6 +216,13 @@ def _check_signals(names: list[str]) -> str:
     return ""
 
 
+_STOPPING_NOTHING = {
+    "straggler": "a slow rank stops no run",
+    "replica_divergence": '[guards] divergence = "stop" ends the run',
+}
+"""Causes for which nothing is restarted: why."""
+
+
 def _check_responses(key: str, value: Any) -> str:
     if key != "responses":
         return ""
@@ -223,8 +230,8 @@ def _check_responses(key: str, value: Any) -> str:
         if not is_key(name):
             hint = nearest(name, list(RESPONSE_KEYS)) or f"; there are {', '.join(RESPONSE_KEYS)} and gpu_xid_NUMBER"
             return f"unknown cause {name[:60]}{hint}"
-        if name == "straggler" and response == "restart":
-            return 'straggler: a slow rank stops no run; expected "note" or "isolate", got "restart"'
+        if name in _STOPPING_NOTHING and response == "restart":
+            return f'{name}: {_STOPPING_NOTHING[name]}; expected "note" or "isolate", got "restart"'
         if response not in RESPONSE_NAMES:
             names = " or ".join(f'"{known}"' for known in RESPONSE_NAMES)
             return f"{name}: expected {names}, got {describe(response)}{nearest(response, RESPONSE_NAMES)}"

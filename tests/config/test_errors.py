@@ -106,6 +106,11 @@ def problems(cwd: Path, text: str = "", *, environ: dict[str, str] | None = None
             'guardrun.toml: policy.responses: straggler: a slow rank stops no run; expected "note" or "isolate", '
             'got "restart"',
         ),
+        (
+            '[policy]\nresponses = { replica_divergence = "restart" }',
+            'guardrun.toml: policy.responses: replica_divergence: [guards] divergence = "stop" ends the run; expected '
+            '"note" or "isolate", got "restart"',
+        ),
         ('[checkpoint]\ndir = "a\\u0000"', "guardrun.toml: checkpoint.dir: a NUL character can't be passed on"),
     ],
 )

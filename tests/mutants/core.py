@@ -79,6 +79,17 @@ CORE: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        name="a_rerun_from_after_the_difference",
+        file="supervisor/engine/detectors/numeric/divergence_rerun.py",
+        before="if not (len(passage.equal) >= ENOUGH or passage.had_moments):",
+        after="if passage.is_unlike:",
+        breaks="the right one of two replicas is named, if the next attempt goes on from what the wrong one has saved",
+        quick=(
+            "tests/engine/detectors/numeric/test_divergence_rerun.py"
+            "::test_where_too_little_is_the_same_nothing_is_said",
+        ),
+    ),
+    Mutation(
         name="memory_that_is_somebody_elses",
         file="supervisor/engine/observation/memory_growth.py",
         before="if shrinks <= 0 or rate < THEIRS * shrinks:",

@@ -396,6 +396,7 @@ _SPECIAL: dict[str, Callable[[Evidence], str]] = {
     "throughput_drop": _lost_speed,
     "descriptor_leak": _descriptors,
     "nan_loss": numeric_advice.nan_advice,
+    "replica_divergence": numeric_advice.divergence_advice,
     "host_leak": _held,
     "gpu_fragmentation": memory_advice.fragmentation_advice,
 }

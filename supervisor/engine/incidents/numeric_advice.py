@@ -18,11 +18,31 @@ EXPLOSION = (
     "does not come back, go on from a checkpoint before that step."
 )
 
+_BEFORE = "Go on from a checkpoint that was saved before the step at which replicas were equal last"
+_SCRIPTS_OWN = (
+    "Ranks that ought to differ are left alone where the script has its model ignore these parameters, or `[guards] "
+    "check_every = 0`."
+)
+_CHECK = (
+    "a bit that flips in memory, or a device that computes wrongly, shows in nothing else, and not each time that it "
+    "is looked for"
+)
 DIVERGENCE = (
-    "Go on from a checkpoint that was saved before the step at which replicas were equal last. If the same rank's node "
-    "is named again, have its device checked (`guardctl check --full`): a bit that flips in memory, or a device that "
-    "computes wrongly, shows in nothing else. Ranks that ought to differ are left alone where the script has its model "
-    "ignore these parameters, or `[guards] check_every = 0`."
+    f"{_BEFORE}. If the same rank's node is named again, have its device checked (`guardctl check --full`): {_CHECK}. "
+    f"{_SCRIPTS_OWN}"
+)
+_AGAIN = (
+    "where training then comes to the same numbers as before, guardrun says whether the two differ again, which is the "
+    "script's doing, or not, and where it shows, which one was wrong"
+)
+_CONTRADICTED = (
+    "Have that device, and its host's memory, checked (`guardctl check --full`, `dcgmi diag -r 3`): it need not fail "
+    "again soon. What was saved after the step at which replicas were equal last may hold its values. `[policy] "
+    'responses = { replica_divergence = "isolate" }` keeps such a node out of what comes.'
+)
+_TWICE = (
+    "See what the script does on some ranks only (`if rank == 0`, a seed that differs, gradients changed after the "
+    f"reduction), or train these steps on other devices: what differs there as well is the script's. {_SCRIPTS_OWN}"
 )
 
 
@@ -60,3 +80,17 @@ def nan_advice(known: Mapping[str, Any]) -> str:
     if poisoned:
         words += f"Do not go on from what was saved since: {', '.join(poisoned)}. "
     return f"{words}{NAN}" if words else ""
+
+
+def divergence_advice(known: Mapping[str, Any]) -> str:
+    """Of two replicas, by what an attempt that trained the same steps again says; empty where there are more."""
+    where = " and ".join(map(str, known.get("nodes") or [])) or "the nodes of both"
+    both = f"`guardctl check --full` on {where} has devices compute what has a known result: {_CHECK}."
+    rerun = known.get("rerun") or {}
+    if rerun.get("says") == "rank":
+        return _CONTRADICTED
+    if rerun.get("says") == "script":
+        return _TWICE
+    if rerun.get("says") == "once":
+        return f"{_BEFORE}, if this attempt has not. {both}"
+    return f"{_BEFORE}: {_AGAIN}. {both} {_SCRIPTS_OWN}" if known.get("agree") == 0 else ""

@@ -165,8 +165,9 @@ GPU_CAUSES = (
     "gpu_driver_silent",
 )
 """Causes, and finer keys, of what is wrong with GPUs; their judges give each its response."""
-INCIDENT_CAUSES = ("thermal_throttle", "straggler")
-"""Causes of incidents that go by another name than their findings, or have none (engine/detectors/straggler.py)."""
+INCIDENT_CAUSES = ("thermal_throttle", "straggler", "replica_divergence")
+"""Causes of incidents that go by another name than their findings, or have none (engine/detectors/straggler.py,
+engine/detectors/numeric/replica_divergence.py)."""
 KEYS = (*DEFAULTS, *GPU_CAUSES, *INCIDENT_CAUSES)
 """What the policy can be told something for, besides single Xids (`gpu_xid_79`)."""
 _XID = re.compile(r"gpu_xid_\d{1,3}")

@@ -148,6 +148,50 @@ def test_checks_come_after_fifty_steps_and_then_at_multiples_each_with_an_echo()
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("base", "expected"),
+    [
+        (400, [(450, False), (460, True), (500, False), (510, True), (1000, False), (1010, True)]),
+        (
+            500,
+            [(510, True), (550, False), (560, True), (1000, False), (1010, True)],
+        ),  # as 500 was
+        (497, [(510, True), (547, False), (557, True), (1000, False), (1010, True)]),
+        (450, [(500, False), (510, True), (1000, False), (1010, True)]),
+        (7000, [(7010, True), (7050, False), (7060, True), (7500, False), (7510, True), (8000, False), (8010, True)]),
+    ],
+)
+def test_what_is_resumed_is_checked_where_it_was_checked_before(base: int, expected: list[tuple[int, bool]]) -> None:
+    watched = Watched(Steps(), 500, base)
+    counts = range(1, 1020 - base % 1000)
+    assert [(base + n, not watched.is_main(n)) for n in counts if watched.is_due(n)] == expected
+
+
+def test_a_resumed_rank_whose_checks_cost_too_much_checks_half_as_often() -> None:
+    watched = Watched(Steps(), 500, 400)
+    for count, cost_ns in ((50, 10**9), (60, 10**9), (100, 400_000), (110, 400_000), (600, 900_000), (610, 1)):
+        watched.replicas.count = count
+        watched.book(count * 10**6 + 10**12, count * 10**6 + 10**12 + cost_ns)
+        assert watched.every == (500 if count < 610 else 1000)
+    assert not watched.is_due(1100) and watched.is_due(1600), "steps 1500 and 2000"
+
+
+@pytest.mark.parametrize(("step", "base"), [(None, 0), ("400", 400), ("", 0), ("-3", 0), ("last", 0)])
+def test_all_ranks_are_told_from_where_to_count(
+    rank: Rank, monkeypatch: pytest.MonkeyPatch, step: str | None, base: int
+) -> None:
+    """By the environment: what each has loaded, and when that is known, differs."""
+    monkeypatch.delenv("GUARDRUN_RESUME_STEP", raising=False)
+    if step is not None:
+        monkeypatch.setenv("GUARDRUN_RESUME_STEP", step)
+    monkeypatch.setattr(rank, "world_size", 2)
+    checking.install(rank)
+    checker = rank.checksums
+    assert isinstance(checker, Checker) and checker._base == base
+    checker.watch(Steps())
+    assert checker._sets[0].is_due(100) == (base == 400)
+
+
 def test_a_rank_whose_checks_cost_too_much_checks_half_as_often() -> None:
     """What it still checks the others check as well."""
     watched = Watched(Steps(), 500)

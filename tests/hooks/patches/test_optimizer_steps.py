@@ -232,10 +232,13 @@ class Steps(ReplicaSet):
         return [("weight", self)]
 
 
-def check(rank: Rank, orders: list[int], joins: dict[int, set[int]], seen: Callable[[Checker, int, Any], None]) -> Any:
+def check(
+    rank: Rank, base: int, orders: list[int], joins: dict[int, set[int]], seen: Callable[[Checker, int, Any], None]
+) -> Any:
     """Which checks were made, by step and set, and how far sets were counted."""
     checks: list[tuple[int, int]] = []
     checker = Checker(rank, 40)
+    checker._base = base
     optimizers = [Optimizer() for _ in range(3)]
     sets: list[Steps] = []
     for number, which in enumerate(orders):
@@ -255,6 +258,7 @@ def test_checks_of_replicas_are_the_same_when_they_are_asked_only_where_they_are
     asked = made = 0
     for _ in range(60):
         members = chance.choice([{0}, {0, 1}, {0, 1, 2}])
+        base = chance.choice([0, 0, 17, 40, 399])
         changes_at = chance.randrange(50, 400)
         later = chance.choice([[0], [0, 0, 1], [0, 1], [1, 0, 2]])
         orders = [0] * changes_at + [later[n % len(later)] for n in range(400)]
@@ -274,7 +278,7 @@ def test_checks_of_replicas_are_the_same_when_they_are_asked_only_where_they_are
         told = []
         for way in (always, when_due):
             counts = [0, 0, 0]
-            told.append(check(rank, orders, joins, lambda *given, way=way, counts=counts: way(*given, counts)))  # type: ignore
+            told.append(check(rank, base, orders, joins, lambda *given, way=way, counts=counts: way(*given, counts)))  # type: ignore
         assert told[0] == told[1], (members, changes_at, later, joins)
         made += len(told[0])
     assert made > 500 and asked < 60 * 600

@@ -3,7 +3,8 @@
 A bit that flips changes one tensor of one rank, and since gradients are reduced it stays there. It is an incident:
 
     three replicas or more   a majority agrees, and one rank does not, or a quarter of them at most: they are named
-    two                      one does not agree with the other: nobody can be named
+    two                      one does not agree with the other: nobody can be named, unless a later attempt computes the
+                             same steps again (divergence_rerun.py)
 
 The script lets them differ, and nothing is wrong, where
 
@@ -57,6 +58,8 @@ class Ballot(msgspec.Struct, kw_only=True):
         if any(rank in ranks for ranks in self.votes.values()):
             return
         self.votes.setdefault(check.digests, {})[rank] = check.writes
+        # Of a rank that has not loaded the checkpoint itself it is not known from where its steps count.
+        self.step = max(self.step, check.step)
         if check.layout not in self.layouts:
             self.layouts.append(check.layout)
 
@@ -120,6 +123,8 @@ class Finding(msgspec.Struct, kw_only=True):
     are_written: bool
     """Ranks differ since then in how often they have written to the parameters in place."""
     moments_too: bool = False
+    repeats: str = ""
+    """Words on the same difference in an attempt before; empty: there was none."""
 
 
 def find(
@@ -173,21 +178,29 @@ def _write_differently(
 
 def sentence(finding: Finding, attempt: AttemptView) -> str:
     """The summary of the incident."""
-    since = f"they were equal at step {finding.agreed}, and are not since step {finding.step}"
     if not finding.dissenters:
-        return (
-            f"The two replicas on {ranks_text(finding.ranks)} differ in {_tensors(finding)}: {since}; of two, nobody "
-            "can say which one is right."
-        )
+        return two_sentence(finding, finding.repeats or "of two, nobody can say which one is right")
     others = len(finding.ranks) - len(finding.dissenters)
     verb = "holds" if len(finding.dissenters) == 1 else "hold"
     return (
-        f"{who(attempt, finding.dissenters[:MAX_CULPRITS])} {verb} other values in {_tensors(finding)} than the "
-        f"{others} replicas that agree: {since}."
+        f"{who(attempt, finding.dissenters[:MAX_CULPRITS])} {verb} other values in {tensors_text(finding)} than the "
+        f"{others} replicas that agree: {_since(finding)}."
     )
 
 
-def _tensors(finding: Finding) -> str:
+def two_sentence(finding: Finding, more: str) -> str:
+    """The summary where two differ. more: what can be said of which one is right."""
+    return (
+        f"The two replicas on {ranks_text(finding.ranks)} differ in {tensors_text(finding)}: {_since(finding)}; {more}."
+    )
+
+
+def _since(finding: Finding) -> str:
+    return f"they were equal at step {finding.agreed}, and are not since step {finding.step}"
+
+
+def tensors_text(finding: Finding) -> str:
+    """`layer3.weight and 2 more`."""
     if finding.is_throughout and finding.count > 1:
         return "most parameters"
     if not finding.names:
@@ -205,8 +218,8 @@ def script_text(finding: Finding) -> str:
     else:
         why = "no majority agrees" if len(finding.ranks) > 2 else "most of them do"
     return (
-        f"replicas of {finding.label or 'the model'} are not equal since step {finding.step} ({_tensors(finding)}); "
-        f"the script seems to let them differ ({why}), so these are compared no further"
+        f"replicas of {finding.label or 'the model'} are not equal since step {finding.step} "
+        f"({tensors_text(finding)}); the script seems to let them differ ({why}), so these are compared no further"
     )
 
 

@@ -5,6 +5,8 @@ share stays equal bit by bit, so that every difference is one, and none heals by
 one after the other. What makes the difference between a machine that computes wrongly and a script that lets its ranks
 differ stands in divergence_evidence.py; the latter is a remark, once.
 
+Of two that differ nobody is named before an attempt trains the same steps again (divergence_rerun.py).
+
 Only parameters decide. Moments that differ alone may be meant so (sharded ones, local momentum), and harm nobody; where
 parameters differ with them they are named.
 """
@@ -22,6 +24,15 @@ from guardrun.supervisor.engine.detectors.numeric.divergence_evidence import (
     Ballot,
     Before,
     Finding,
+)
+from guardrun.supervisor.engine.detectors.numeric.divergence_rerun import (
+    KEPT,
+    SCRIPT,
+    DivergenceRerun,
+    Held,
+    Unsettled,
+    held_in,
+    place_of,
 )
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.run_view import AttemptView, RunView
@@ -49,6 +60,8 @@ class Compared(msgspec.Struct, kw_only=True):
     """By count: checks of which not all ranks have reported yet."""
     last: Ballot | None = None
     """The newest of which all have."""
+    recent: list[Ballot] = []
+    """Of two replicas' moments: those of late, for the parameters of the same checks."""
     layout: int = -1
     """Of that; -1: unknown."""
     left_out: tuple[list[int], list[int]] = msgspec.field(default_factory=lambda: ([], []))
@@ -60,6 +73,8 @@ class Compared(msgspec.Struct, kw_only=True):
 class Set(msgspec.Struct, kw_only=True):
     """Tensors that several ranks hold alike."""
 
+    of: str = ""
+    """As the checks have it."""
     parameters: Compared | None = None
     moments: Compared | None = None
     names: list[str] = []
@@ -68,6 +83,8 @@ class Set(msgspec.Struct, kw_only=True):
     """The step of the newest check in which all were equal; -1: none."""
     usual_writes: dict[int, int] = {}
     """Before that check: in-place operations on the parameters, by rank."""
+    before: list[Held] = []
+    """Of two replicas: the newest checks in which all were equal, KEPT at most."""
     doubt: Ballot | None = None
     """The newest check, in which they were not."""
     key: str = ""
@@ -82,9 +99,10 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
     count: int = 0
     """Incidents of this run."""
     remarks: int = 0
+    rerun: DivergenceRerun = msgspec.field(default_factory=DivergenceRerun)
 
     def begin_attempt(self) -> None:
-        """Forget the last one."""
+        """Forget the last one, but for what it has left open."""
         self.sets = {}
 
     def judge(
@@ -103,6 +121,9 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
                     ready.append((known, ballot))
         # Moments of the same reports are there by now.
         for known, ballot in ready:
+            held = _held(known, ballot)
+            if held is not None and not _is_poisoned(view, attempt.number):
+                verdicts += self.rerun.pass_check(known.of, held, attempt, view)
             verdicts += self._compare(known, ballot, attempt, view, now_s)
         return verdicts
 
@@ -111,7 +132,7 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
         if known is None:
             if len(self.sets) >= MAX_SETS:
                 del self.sets[next(iter(self.sets))]
-            known = self.sets[ident] = Set()
+            known = self.sets[ident] = Set(of=ident)
         return known
 
     def _note(self, known: Set, rank: int, check: ev.ReplicaCheck) -> Ballot | None:
@@ -136,6 +157,8 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
         if ballot.size < compared.replicas:
             return None
         compared.last = ballot
+        if check.kind == MOMENTS and compared.replicas == 2:
+            compared.recent = [*compared.recent, ballot][-MAX_BALLOTS:]
         compared.ballots = {count: one for count, one in compared.ballots.items() if count > ballot.count}
         return ballot
 
@@ -147,7 +170,7 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
         if ballot.layouts != [compared.layout]:
             compared.layout = ballot.layouts[0]
             compared.left_out, compared.based = ([], []), [False, False]
-            known.agreed, known.doubt = -1, None
+            known.agreed, known.doubt, known.before = -1, None, []
         left_out = compared.left_out[ballot.is_echo]
         differing = ballot.differing(left_out)
         if differing is None or _is_poisoned(view, attempt.number):
@@ -157,6 +180,8 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
                 compared.based = [True, True]
             compared.based[ballot.is_echo] = True
             known.agreed, known.usual_writes, known.doubt = ballot.step, ballot.writes(), None
+            if (held := _held(known, ballot)) is not None:
+                known.before = [*known.before, held][-KEPT:]
             return self._end(known, ballot)
         if not compared.based[ballot.is_echo]:
             compared.based[ballot.is_echo] = True
@@ -178,7 +203,22 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
                 groups += [group for group in one.differing(groups) or () if group not in groups]
             known.doubt = None
             return self._remark(known, divergence_evidence.script_text(finding))
-        return self._detected(known, finding, attempt, view, now_s)
+        verdicts = self._detected(known, finding, attempt, view, now_s)
+        pair = [held_in(one, None) for one in (first, ballot)]
+        if verdicts and not finding.dissenters:
+            self.rerun.keep(
+                Unsettled(
+                    key=known.key,
+                    of=known.of,
+                    attempt=attempt.number,
+                    ranks=len(attempt.ranks),
+                    finding=finding,
+                    places=[place_of(rank, attempt, view) for rank in finding.ranks],
+                    before=known.before,
+                    differing=[one for one in pair if one is not None],
+                )
+            )
+        return verdicts
 
     def _detected(
         self, known: Set, finding: Finding, attempt: AttemptView, view: RunView, now_s: float
@@ -190,6 +230,13 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
         moments = known.moments.last if known.moments is not None else None
         finding.moments_too = moments is not None and bool(moments.differing(()))
         confidence = CONFIDENCE if finding.dissenters else CONFIDENCE_OF_NOBODY
+        evidence = {**divergence_evidence.evidence(finding), "check_every": view.settings.check_every}
+        if repeat := self.rerun.repeats(known.of, finding.step, attempt.number):
+            finding.repeats = repeat.words
+            evidence["rerun"] = {"attempt": repeat.before, "says": SCRIPT}
+        nodes = {attempt.ranks[rank].rank.node for rank in finding.dissenters or finding.ranks}
+        if not finding.dissenters:
+            evidence["nodes"] = sorted(nodes)
         return [
             Detected(
                 key=known.key,
@@ -200,8 +247,9 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
                 culprits=finding.dissenters[:MAX_CULPRITS],
                 onset_s=now_s,
                 step=finding.step,
-                evidence={**divergence_evidence.evidence(finding), "check_every": view.settings.check_every},
+                evidence=evidence,
                 level="bad",
+                node=nodes.pop() if finding.dissenters and len(nodes) == 1 and not finding.is_throughout else "",
             ),
             Diverged(key=known.key),
         ]
@@ -216,6 +264,15 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
         known.is_remarked = True
         self.remarks += 1
         return [Remark(text=text)]
+
+
+def _held(known: Set, ballot: Ballot) -> Held | None:
+    """What two replicas hold, for those that come after; None where the script lets some of it differ."""
+    parameters, moments = known.parameters, known.moments
+    if parameters is None or parameters.replicas != 2 or any(parameters.left_out):
+        return None
+    same = [one for one in moments.recent if one.count == ballot.count] if moments is not None else []
+    return held_in(ballot, same[0] if same else None)
 
 
 def _is_poisoned(view: RunView, attempt: int) -> bool:

@@ -2,102 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-import msgspec
 import pytest
 
-from guardrun.supervisor.collect.ranks.checksums import fold_sums
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.tensor_groups import GROUPS, group_of, tensors_in
 from tests.engine.conftest import Told, kinds
+from tests.engine.detectors.numeric.replicas import CHECKS, Change, Replicas, all_of, flipped, nothing, wrote
 from tests.engine.detectors.numeric.training import culprits, only
-
-CHECKS = ((50, False), (60, True), (500, False), (510, True), (1000, False), (1010, True))
-Change = Callable[[dict[int, list[int]], dict[int, int], int], None]
-"""Of sums by rank, and of in-place operations by rank; the count."""
-
-
-class Replicas:
-    """Ranks that hold the same tensors; what they check follows from the count, and from what a test changes."""
-
-    def __init__(
-        self, told: Told, ranks: int = 4, tensors: int = 8, of: str = "a1", steps: int = 0, **settings: object
-    ) -> None:
-        told.running(ranks=ranks, **settings)
-        self.told, self.ranks, self.tensors, self.of, self.base = told, ranks, tensors, of, steps
-        self.said: list[str] = []
-        self.actions: list[ac.Action] = []
-        self.names = ["a DistributedDataParallel model", *(f"layer{place}.weight" for place in range(tensors))]
-
-    def check(self, count: int, is_echo: bool, change: Change, *, silent: tuple[int, ...] = (), kind: int = 0) -> None:
-        """One check of all ranks; a node's report each."""
-        sums = {rank: [hash((place, count)) % 2**64 for place in range(self.tensors)] for rank in range(self.ranks)}
-        writes = dict.fromkeys(range(self.ranks), 100)
-        change(sums, writes, count)
-        for rank in range(self.ranks):
-            if rank in silent:
-                continue
-            check = self._check(kind, count, is_echo, writes[rank], sums[rank])
-            named = msgspec.structs.replace(check, kind=2, names=self.names)
-            names = [named] if not rank and count == 50 else []
-            report = ev.RankReport(global_rank=rank, progress=count, step=count, replicas=[*names, check])
-            event = ev.NodeReport(node="node-a", attempt=self.told.attempt, ranks=[report])
-            actions = self.told.tell(event, self.told.now_s + 0.1)
-            self.actions += actions
-            self.said += [action.text for action in actions if isinstance(action, ac.Say)]
-
-    def _check(self, kind: int, count: int, is_echo: bool, writes: int, sums: list[int]) -> ev.ReplicaCheck:
-        return ev.ReplicaCheck(
-            of=self.of,
-            kind=kind,
-            replicas=self.ranks,
-            count=count,
-            step=self.base + count,
-            is_echo=is_echo,
-            layout=len(sums),
-            writes=writes,
-            tensors=len(sums),
-            digests=fold_sums(sums, is_echo=is_echo),
-        )
-
-    def go(self, change: Change, until: int = 1010) -> Replicas:
-        """All checks up to a count."""
-        for count, is_echo in CHECKS:
-            if count <= until:
-                self.check(count, is_echo, change)
-        return self
-
-    @property
-    def remarks(self) -> list[str]:
-        return [text for text in self.said if text.startswith("replicas of")]
-
-
-def flipped(*ranks: int, place: int = 3, since: int = 61, until: int = 10**9) -> Change:
-    """A tensor of each of these ranks is another from one step on, each in its own way."""
-
-    def change(sums: dict[int, list[int]], writes: dict[int, int], count: int) -> None:
-        for rank in ranks:
-            if since <= count < until:
-                sums[rank][place] += 1 << (10 + rank)
-
-    return change
-
-
-def nothing(sums: dict[int, list[int]], writes: dict[int, int], count: int) -> None:
-    """All agree."""
-
-
-def all_of(*ranks: int, since: int = 61) -> Change:
-    """All tensors of each of these ranks."""
-
-    def change(sums: dict[int, list[int]], writes: dict[int, int], count: int) -> None:
-        for place in range(len(sums[0])):
-            flipped(*ranks, place=place, since=since)(sums, writes, count)
-
-    return change
 
 
 @pytest.mark.parametrize("ranks", [3, 4, 8])
@@ -211,19 +124,8 @@ def test_it_is_over_once_they_are_equal_again(told: Told) -> None:
 
 
 def test_resumed_steps_count_from_the_runs_beginning(told: Told) -> None:
-    incident = only(Replicas(told, 4, steps=7000).go(flipped(1)).told)
+    incident = only(Replicas(told, 4, steps=7000).go(flipped(1, since=7061)).told)
     assert (incident.step, incident.evidence["agreed_step"]) == (7500, 7060)
-
-
-def wrote(*ranks: int) -> Change:
-    """The script writes to a parameter on these ranks."""
-
-    def change(sums: dict[int, list[int]], writes: dict[int, int], count: int) -> None:
-        flipped(*ranks)(sums, writes, count)
-        for rank in ranks:
-            writes[rank] += count == 500
-
-    return change
 
 
 def parted(sums: dict[int, list[int]], writes: dict[int, int], count: int) -> None:

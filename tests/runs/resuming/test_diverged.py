@@ -1,0 +1,44 @@
+"""Replicas that come to differ; after a crash the next attempt trains the same steps again: whose doing was it?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.runs.runs import RESUME, EdgeRuns, finish, own_lines, ranks_of
+from tests.support.guardrun_run import GuardrunRun
+from tests.support.waiting import wait_until
+
+CONFIG = RESUME + "[guards]\ncheck_every = 20\n"
+MODELS = ("table", "used", "own")
+
+
+def diverged(run: GuardrunRun) -> dict[str, dict[str, Any]]:
+    """By the layer that differs."""
+    told = [incident for incident in run.incidents() if incident["cause"] == "replica_divergence"]
+    return {incident["evidence"]["parameters"][0].removesuffix(".weight"): incident for incident in told}
+
+
+def test_a_rank_is_named_where_that_can_be_told_and_a_difference_that_comes_again_is_the_scripts(
+    edge: EdgeRuns,
+) -> None:
+    run = edge.start("twice.py", config=CONFIG)
+    wait_until(lambda: diverged(run).keys() == set(MODELS), 60, "the replicas of all models to differ")
+    for incident in diverged(run).values():
+        assert (incident["step"], incident["evidence"]["agreed_step"], ranks_of(incident)) == (80, 70, [])
+        assert "of two, nobody can say which one is right" in incident["summary"]
+    (edge.folder / "fall").touch()
+    wait_until(lambda: all("rerun" in one["evidence"] for one in diverged(run).values()), 60, "the same steps again")
+    (edge.folder / "end").touch()
+    finished = finish(run)
+    assert finished.returncode == 0, finished
+    found = diverged(run)
+    assert {name: one["evidence"]["rerun"] for name, one in found.items()} == {
+        name: {"attempt": 1, "equal_steps": [60, 70], "says": says}
+        for name, says in zip(MODELS, ("rank", "once", "script"), strict=True)
+    }
+    assert {name: ranks_of(one) for name, one in found.items()} == {"table": [1], "used": [], "own": []}
+    assert {(one["attempt"], one["action"]) for one in found.values()} == {(0, "none")}
+    for one in found.values():
+        assert f"incident {one['id']}: {one['summary']}" in own_lines(finished)
+    assert [incident["cause"] for incident in finished.incidents].count("killed") == 1
+    assert finished.summary is not None and len(finished.summary["attempts"]) == 2
