@@ -59,7 +59,7 @@ MAX_VALUES = 1000
 ALL_READ = 100
 """Steps, at the start."""
 READ_NS = 40_000_000
-MAX_EVERY = 64
+MAX_EVERY = 16
 KEPT = 8
 """Steps that are written down together, where steps are short: each time takes the caches anew."""
 MAX_WAITING = 64
@@ -120,7 +120,7 @@ class Metrics:
         self.is_inside = False
         """A call that is seen is under way: what it calls is part of it."""
         self.mask = 0
-        """Steps are read that begin when the board's count of pulses has none of these bits."""
+        """Steps are read at whose end the board's count of pulses has none of these bits."""
         self.is_due = False
         """Whatever the mask says, the step under way is written down."""
         self._kept: list[tuple[int, int, float]] = []
@@ -180,7 +180,7 @@ class Metrics:
         """clip_grad_norm_ has returned it."""
         if self._rank.guard is not None and len(self.clipped) < 2:
             self.clipped.append(tensor)
-        if not self._said & _NORM and not self._rank.pace.pulses & self.mask:
+        if not self._said & _NORM and not (self._rank.pace.pulses + 1) & self.mask:
             # A sharded one (DTensor) is this rank's part of it.
             self._add(self._values, self._values.norms, getattr(tensor, "_local_tensor", tensor))
 
@@ -429,7 +429,7 @@ def install(module: Any, rank: Rank) -> None:
             return original(self, gradient, *args, **kwargs)
         metrics = rank.metrics
         # Under a mode (torch.set_default_device is one) torch calls the method of the class once more, which is this.
-        if metrics is None or metrics.is_inside or pulses & metrics.mask:
+        if metrics is None or metrics.is_inside or (pulses + 1) & metrics.mask:
             return original(self, gradient, *args, **kwargs)
         metrics.is_inside = True
         try:

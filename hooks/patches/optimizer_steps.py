@@ -79,7 +79,7 @@ class OptimizerSteps:
         if not pace.quiet_until or metrics is None or metrics.is_due or not metrics.on_plain(optimizer, step):
             return False
         if pace.quiet_until:  # nobody has wanted to see the next step meanwhile
-            pace.quiet_until = (pace.pulses + metrics.mask) & ~metrics.mask
+            pace.quiet_until = _next_read(pace.pulses, metrics.mask)
         return True
 
     def _look(self, optimizer: Any, pulses: int, now_ns: int) -> None:
@@ -98,7 +98,7 @@ class OptimizerSteps:
             if rank.gc_policy is not None:
                 rank.gc_policy.on_step(now_ns)
         metrics, memory, checksums = rank.metrics, rank.memory, rank.checksums
-        if metrics is not None and (not pulses & metrics.mask or metrics.is_due):
+        if metrics is not None and (not (pulses + 1) & metrics.mask or metrics.is_due):
             metrics.on_optimizer(optimizer)
         if memory is not None and now_ns >= memory.due_ns:
             memory.on_step(optimizer, now_ns)
@@ -117,7 +117,7 @@ class OptimizerSteps:
         self._busy_at = begins + MAX_QUIET
         if checksums is not None:
             self._busy_at = min(self._busy_at, begins + checksums.due.get(key, 0) - count - 1)
-        return self._busy_at if metrics is None else min(self._busy_at, (begins + metrics.mask) & ~metrics.mask)
+        return self._busy_at if metrics is None else min(self._busy_at, _next_read(begins, metrics.mask))
 
     def _adopt(self, optimizer: Any) -> int:
         """Begin to count one that is seen for the first time."""
@@ -139,6 +139,11 @@ class OptimizerSteps:
             words[Field.PHASE] = PHASES.index("train")
             words[Field.PHASE_SINCE_NS] = monotonic_ns()
         return 1
+
+
+def _next_read(pulses: int, mask: int) -> int:
+    """The first count of pulses, from this one on, at which a step begins that is read."""
+    return ((pulses + 1 + mask) & ~mask) - 1
 
 
 def install(module: Any, rank: Rank) -> None:

@@ -153,7 +153,7 @@ class MetricsObserver(Protocol):
         """The script says them; None: not said."""
 
     mask: int
-    """Steps are read that begin when the board's count of pulses has none of these bits."""
+    """Steps are read at whose end the board's count of pulses has none of these bits."""
     is_due: bool
     """Whatever the mask says, the step under way is written down."""
 

@@ -20,7 +20,7 @@ EVERY_S = 3.9
 """A rank's numbers are reported so often, in reports that have other reasons; at once where a step is odd."""
 LOSSES = 16
 LOSSES_EVERY = 16
-"""Single losses are told of steps whose number is a multiple of this, so that ranks tell the same ones."""
+"""Losses are told of steps whose number in the attempt is a multiple of this: ranks tell the same ones."""
 RECENT = 64
 """Such losses: of one reading to the next, where a second has a thousand steps."""
 
@@ -65,7 +65,7 @@ class MetricsReader:
         for record in self.records():
             step = base + record.step
             self._window.add(step, record.loss, record.grad_norm, record.flags, record.batch)
-            if not step % LOSSES_EVERY:
+            if not record.step % LOSSES_EVERY:  # ranks read these even where their steps are short
                 self._note_loss(step, record)
 
     def _note_loss(self, step: int, record: StepRecord) -> None:

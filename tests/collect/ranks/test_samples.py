@@ -121,11 +121,11 @@ def test_ranks_that_are_read_at_other_times_tell_losses_of_the_same_steps(
         losses.read(base=1)
         losses.want_losses(34 if rank.words[Field.STEP] >= 100 else None)
         told += losses.take_losses()
-    assert [one.step for one in told] == [48 + LOSSES_EVERY * number for number in range(LOSSES)]
-    assert told[0].loss == 1 / 47, "bit for bit"
+    assert [one.step for one in told] == [49 + LOSSES_EVERY * number for number in range(LOSSES)]
+    assert told[0].loss == 1 / 48, "bit for bit"
     losses.want_losses(34)
     losses.want_losses(304)
-    assert [one.step for one in losses.take_losses()][::15] == [320, 560], "of another loader's first pass, too"
+    assert [one.step for one in losses.take_losses()][::15] == [305, 545], "of another loader's first pass, too"
 
 
 def test_what_the_script_says_itself_is_told_of_no_rank(rank: Rank, writer: Metrics, losses: MetricsReader) -> None:
