@@ -16,6 +16,7 @@ from rich.console import Console
 from benchmarks.docs import write_docs
 from benchmarks.item import Bench, CannotMeasure, Effort, Item
 from benchmarks.items.agent_flood import AgentFloodItem
+from benchmarks.items.cold_hooks import ColdHooksItem
 from benchmarks.items.coordinator import CoordinatorItem
 from benchmarks.items.engine import EngineItem
 from benchmarks.items.fleet import FleetItem
@@ -43,6 +44,7 @@ ITEMS: tuple[Item, ...] = (
     ThroughputItem(),
     EmuThroughputItem(),
     StepHookItem(),
+    ColdHooksItem(),
     GcPolicyItem(),
     SupervisorCostItem(),
     NodeAgentItem(),
