@@ -194,3 +194,19 @@ class ReplicaChecker(Protocol):
 
     def on_optimizer(self, optimizer: Any) -> None:
         """An optimizer has stepped, which the board counts already."""
+
+
+class Examination(Protocol):
+    """What a person has asked for, under way; on the hooks' thread. All that it changes in the process, it takes back.
+
+    A class is made with its rank and the request's arguments; raises ValueError where these can't be met.
+    """
+
+    ends_ns: int
+    """CLOCK_MONOTONIC: by then it has answered, whoever is still there to be answered."""
+
+    def on_beat(self, now_ns: int) -> dict[str, Any] | None:
+        """Go on, once a second; the answer, when it is over. Raises ValueError: why there is none."""
+
+    def end(self) -> None:
+        """Leave nothing behind, at whatever point it is. Any thread, and a forked child, may call it; twice, too."""
