@@ -3,7 +3,8 @@
 Each allocation of Python is traced while it lasts, with the lines that made it. Two snapshots after a third of the
 time, a beat apart, are compared with two at its end: what counts is by how much the lesser of these exceeds the greater
 of those, so that what a step allocates and frees again is not in it. What C code asks the system for is not seen:
-tensors' data, a graph that is kept, a driver's buffers. So the answer also says by how much the process has grown.
+tensors' data, a graph that is kept, a driver's buffers. So the answer also says by how much the process has grown, how
+much more the device's allocator has handed out, and of which shapes there are more tensors (hooks/examine/tensors.py).
 
 What it costs: a line of Python that allocates takes several times as long meanwhile, in all threads; a step that is
 bound by Python twice as long; each snapshot holds the GIL for some 0.3 µs a traced allocation. It ends early when
@@ -21,14 +22,17 @@ import sys
 from _thread import allocate_lock
 from time import monotonic_ns
 
-from guardrun.hooks.calls.call_places import is_users
+from guardrun.hooks.examine.growth import add_up, choose_sites, find_sites, merge
+from guardrun.hooks.examine.tensors import Tensors
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.examinations import MAX_SECONDS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from typing import Any
+
+    from guardrun.hooks.examine.growth import Stack, Sums
 
 FRAMES = 4
 """Of an allocation: each costs a tenth of the first one's time."""
@@ -38,19 +42,7 @@ LAST_NS = 1_500_000_000
 """Before the end: the last but one."""
 MAX_TABLES_BYTES = 32 << 20
 """Half a million allocations: a snapshot of them holds the GIL for 0.2 s."""
-MAX_SITES = 15
-MAX_MORE = 5
-"""Sites that hold more objects, and not so many bytes: tensors are small objects to Python."""
-MAX_PATH_CHARS = 300
 SHORTEST_S = 10.0
-OWN = "guardrun/hooks/examine/"
-NOTHING = (0, 0)
-
-if TYPE_CHECKING:
-    Stack = tuple[tuple[str, int], ...]
-    """File and line of each frame, innermost first."""
-    Sums = Mapping[Stack, tuple[int, int]]
-    """Bytes and objects, by the stack that allocated them."""
 
 
 class Reading:
@@ -64,6 +56,7 @@ class Reading:
         self.shared = sizes.get("RssShmem", 0)
         self.python = _tracemalloc.get_traced_memory()[0]
         self.tables = _tracemalloc.get_tracemalloc_memory()
+        self.device = rank.memory.read_allocated() if rank.memory is not None else None
 
 
 class Allocations:
@@ -90,14 +83,15 @@ class Allocations:
         self._began_ns, self.ends_ns = now_ns, now_ns + int(seconds * 1e9)
         self._first_ns = now_ns + int(WARM_UP * seconds * 1e9)
         self._snapshots = 0
-        self._before: Sums = {}
+        self._before: Sums[Stack] = {}
         """The greater of the first two snapshots, and when the later one was taken."""
         self._before_ns = now_ns
-        self._after: Sums | None = None
+        self._after: Sums[Stack] | None = None
         """The last but one, likewise."""
         self._after_ns = 0
         self._start = self._first = self._last = Reading(rank)
         """At the beginning; then a beat after the second snapshot: what it took itself has been given back by then."""
+        self._tensors = Tensors()
         self._held_ns = 0
         """What the snapshots took."""
         if self._is_ours:
@@ -117,11 +111,13 @@ class Allocations:
             if now_ns >= self._first_ns:
                 self._before = merge(self._before, add_up(self._snapshot()), max)
                 self._before_ns = now_ns
+                self._tensors.count(is_after=False)
         elif self._first is self._start:
             self._first = Reading(self._rank)
         elif self._after is None and now_ns >= self.ends_ns - LAST_NS:
             self._last = Reading(self._rank)
             self._after, self._after_ns = add_up(self._snapshot()), now_ns
+            self._tensors.count(is_after=True)
         return None
 
     def end(self) -> None:
@@ -146,6 +142,8 @@ class Allocations:
         traces = self._snapshot()
         frames, count = _tracemalloc.get_traceback_limit(), len(traces)
         self.end()  # what is made from here on need not be traced
+        if self._snapshots > 1:
+            self._tensors.count(is_after=True)
         after = add_up(traces)
         sites = find_sites(self._before, after if self._after is None else merge(self._after, after, min))
         shown, first, last = choose_sites(sites), self._first, self._last
@@ -157,7 +155,7 @@ class Allocations:
             "is_scripts": not self._is_ours,
             "frames": frames,
             "allocations": count,
-            "snapshots_s": round(self._held_ns / 1e9, 3),
+            "snapshots_s": round((self._held_ns + self._tensors.took_ns) / 1e9, 3),
             "grown": {
                 "seconds": round((last.at_ns - first.at_ns) / 1e9, 1),
                 "steps": last.step - first.step,
@@ -165,7 +163,10 @@ class Allocations:
                 "shared_bytes": last.shared - first.shared,
                 "python_bytes": last.python - first.python,
                 "tables_bytes": last.tables - first.tables,
+                "device_bytes": more_of(first.device, last.device),
             },
+            "tensors": self._tensors.describe(),
+            "tensors_trouble": self._tensors.trouble,
             "sites": [site.describe() for site in shown],
             "sites_left_out": len(sites) - len(shown),
         }
@@ -216,76 +217,9 @@ class Allocations:
         return [sys.modules[name] for name in ("_tracemalloc", "tracemalloc") if name in sys.modules]
 
 
-# Sites --------------------------------------------------------------------------------------------------------------
-# Pure: what traces come to, line by line.
-
-
-class Site:
-    """A line, and what it has come to hold."""
-
-    def __init__(self, stack: Stack) -> None:
-        self.stack = stack
-        """Of those that lead to it, the one that has grown most."""
-        self.size = self.count = 0
-        self._most = 0
-
-    def add(self, stack: Stack, size: int, count: int) -> None:
-        """Add a stack that leads here."""
-        self.size += size
-        self.count += count
-        if size > self._most:
-            self._most, self.stack = size, stack
-
-    def describe(self) -> dict[str, Any]:
-        """As data: the line that is most likely to be of use, and the stack with it."""
-        file, line = place_of(self.stack)
-        return {
-            "file": file[-MAX_PATH_CHARS:],
-            "line": line,
-            "bytes": self.size,
-            "objects": self.count,
-            "stack": [[name[-MAX_PATH_CHARS:], number] for name, number in self.stack],
-        }
-
-
-def add_up(traces: Iterable[Any]) -> Sums:
-    """Bytes and objects by stack. traces: as `_tracemalloc._get_traces` has them, those of guardrun left out."""
-    sums: dict[Stack, tuple[int, int]] = {}
-    for _, size, stack, _ in traces:
-        known = sums.get(stack)
-        sums[stack] = (size, 1) if known is None else (known[0] + size, known[1] + 1)
-    return {stack: found for stack, found in sums.items() if not any(OWN in file for file, _ in stack)}
-
-
-def merge(one: Sums, other: Sums, choose: Callable[[int, int], int]) -> Sums:
-    """Of two snapshots a moment apart the greater (max), or the lesser (min), numbers of each stack."""
-    merged = {}
-    for stack in one.keys() | other.keys():
-        (size, count), (its, number) = one.get(stack, NOTHING), other.get(stack, NOTHING)
-        merged[stack] = choose(size, its), choose(count, number)
-    return merged
-
-
-def place_of(stack: Stack) -> tuple[str, int]:
-    """The innermost line of the user's own code, else the innermost."""
-    return next((place for place in stack if is_users(place[0])), stack[0] if stack else ("?", 0))
-
-
-def find_sites(before: Sums, after: Sums) -> list[Site]:
-    """What has come to hold more, most bytes first: a line of the user's and the one below it that allocates."""
-    sites: dict[Any, Site] = {}
-    for stack in before.keys() | after.keys():
-        was, now = before.get(stack, NOTHING), after.get(stack, NOTHING)
-        if was != now:
-            key = place_of(stack), stack[:1]
-            sites.setdefault(key, Site(stack)).add(stack, now[0] - was[0], now[1] - was[1])
-    return sorted((site for site in sites.values() if site.size > 0), key=lambda site: (-site.size, site.stack))
-
-
-def choose_sites(sites: list[Site]) -> list[Site]:
-    """Those that are shown: the largest, and of the others those with most objects."""
-    others = sorted(sites[MAX_SITES:], key=lambda site: -site.count)
-    return sites[:MAX_SITES] + [site for site in others[:MAX_MORE] if site.count > 1]
+def more_of(first: int | None, last: int | None) -> int | None:
+    """By how much; None where that is not known."""
+    return None if first is None or last is None else last - first
 
 
 def read_sizes() -> dict[str, int]:

@@ -185,6 +185,9 @@ class MemoryObserver(Protocol):
     def on_step(self, optimizer: Any, now_ns: int) -> None:
         """An optimizer has stepped, and a reading is due. Never raises."""
 
+    def read_allocated(self) -> int | None:
+        """Bytes that the allocator has handed out now, for any thread; None unknown. Never raises."""
+
 
 class ReplicaChecker(Protocol):
     """Sums what this rank holds and others are to hold as well, now and then."""

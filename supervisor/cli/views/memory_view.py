@@ -12,6 +12,7 @@ from guardrun.supervisor.engine.failures.cuda_memory import size
 MIB = 1 << 20
 UNSEEN_SHARE = 0.3
 """Of what the process has come to hold: beyond that, lines of Python are not the whole story."""
+MAX_SHAPES = 4
 LEAST_UNSEEN = 16 * MIB
 """The C library's allocator alone may take so much, and give it back."""
 
@@ -29,6 +30,8 @@ class Grown(msgspec.Struct, frozen=True):
     """… what Python's allocators have handed out; …"""
     tables_bytes: int
     """… and tracemalloc's own tables."""
+    device_bytes: int | None = None
+    """What the device's allocator has handed out; None: not known."""
 
     @property
     def unseen_bytes(self) -> int:
@@ -48,6 +51,22 @@ class Site(msgspec.Struct, frozen=True):
     function: str = ""
 
 
+class TensorCount(msgspec.Struct, frozen=True):
+    """Tensors of one kind, of which there are more."""
+
+    device: str
+    dtype: str
+    shape: list[int]
+    tensors: int
+    bytes: int
+
+    def describe(self) -> str:
+        """In words: `400 of float32[64, 1024] on cuda:0, 100 MB`."""
+        shape = ", ".join(map(str, self.shape))
+        kind = f"{self.dtype.removeprefix('torch.')}[{shape}]"
+        return f"{self.tensors:,} of {kind} on {self.device}, {size(self.bytes)}"
+
+
 class Allocations(msgspec.Struct, frozen=True):
     """As hooks/examine/allocations.py tells them."""
 
@@ -62,6 +81,9 @@ class Allocations(msgspec.Struct, frozen=True):
     grown: Grown
     sites: list[Site]
     sites_left_out: int = 0
+    tensors: list[TensorCount] = []
+    tensors_trouble: str = ""
+    """Why those are not known."""
 
 
 def describe(told: Allocations) -> list[str]:
@@ -80,6 +102,7 @@ def describe(told: Allocations) -> list[str]:
             "object: see which line holds as many more objects as steps were done. `memray attach --native` sees the "
             "rest."
         )
+    sentences += _of_tensors(told)
     if grown.shared_bytes > LEAST_UNSEEN:
         sentences.append(f"Beside that, it has {_more(grown.shared_bytes)} of shared memory mapped.")
     if told.is_cut:
@@ -92,6 +115,26 @@ def describe(told: Allocations) -> list[str]:
         sentences.append(
             f"The script traces its allocations itself (frames: {told.frames}): its traces were read, and left alone."
         )
+    return sentences
+
+
+def _of_tensors(told: Allocations) -> list[str]:
+    sentences = []
+    device_bytes = told.grown.device_bytes
+    if device_bytes is not None and device_bytes > LEAST_UNSEEN:
+        held = sum(one.bytes for one in told.tensors if not one.device.startswith("cpu"))
+        sentence = f"The device's allocator has handed out {_more(device_bytes)}."
+        if held < (1 - UNSEEN_SHARE) * device_bytes and not told.tensors_trouble:
+            sentence += (
+                f" Tensors that Python knows are {size(held)} of it: the rest is held by C++, as graphs hold the "
+                "activations of losses and outputs that are kept with them."
+            )
+        sentences.append(sentence)
+    if told.tensors:
+        shown = "; ".join(one.describe() for one in told.tensors[:MAX_SHAPES])
+        sentences.append(f"Tensors of which there are more: {shown}.")
+    if told.tensors_trouble:
+        sentences.append(f"Tensors were not counted: {told.tensors_trouble}.")
     return sentences
 
 

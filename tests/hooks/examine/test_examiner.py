@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -28,7 +28,7 @@ SECOND = 1_000_000_000
 class Counting:
     """Answers with its third beat, or as the request says."""
 
-    made: list[Counting] = []
+    made: ClassVar[list[Counting]] = []
 
     def __init__(self, rank: Rank, arguments: dict[str, Any]) -> None:
         if arguments.get("refuse"):
