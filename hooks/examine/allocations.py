@@ -54,7 +54,7 @@ class Reading:
         self.step = rank.step_now()
         self.resident = sizes.get("RssAnon", 0) + sizes.get("VmSwap", 0)
         self.shared = sizes.get("RssShmem", 0)
-        self.python = _tracemalloc.get_traced_memory()[0]
+        self.traced = _tracemalloc.get_traced_memory()[0]
         self.tables = _tracemalloc.get_tracemalloc_memory()
         self.device = rank.memory.read_allocated() if rank.memory is not None else None
 
@@ -161,7 +161,7 @@ class Allocations:
                 "steps": last.step - first.step,
                 "resident_bytes": last.resident - first.resident,
                 "shared_bytes": last.shared - first.shared,
-                "python_bytes": last.python - first.python,
+                "python_bytes": last.traced - first.traced,
                 "tables_bytes": last.tables - first.tables,
                 "device_bytes": more_of(first.device, last.device),
             },

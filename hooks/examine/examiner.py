@@ -49,9 +49,9 @@ class Examiner:
         asked = rank.words[Field.EXAMINE_ASKED]
         if asked != rank.words[Field.EXAMINE_TAKEN]:
             rank.words[Field.EXAMINE_TAKEN] = asked
-            self._take(asked, now_ns)
+            self._accept(asked, now_ns)
         if rank.examination is not None:
-            self._go_on(rank.examination, now_ns)
+            self._advance(rank.examination, now_ns)
 
     def stop(self) -> None:
         """The interpreter is about to end, or this thread."""
@@ -59,7 +59,7 @@ class Examiner:
         if examination is not None:
             examination.end()
 
-    def _take(self, number: int, now_ns: int) -> None:
+    def _accept(self, number: int, now_ns: int) -> None:
         rank = self._rank
         try:
             path = os.path.join(rank.sockets, request_name(rank.attempt, rank.global_rank))
@@ -83,7 +83,7 @@ class Examiner:
             return
         self._number, self._what = number, str(what)
 
-    def _go_on(self, examination: Examination, now_ns: int) -> None:
+    def _advance(self, examination: Examination, now_ns: int) -> None:
         try:
             told = examination.on_beat(now_ns)
         except Exception as error:

@@ -147,14 +147,14 @@ class RankExaminations:
                 name_functions(told, cwd)
             return answer
 
-        def take(answer: Any) -> None:
+        def received(answer: Any) -> None:
             told = answer.get("told")
             if isinstance(told, dict):
                 self._end(asked, told=told)
             else:
                 self._end(asked, why=str(answer.get("error", "its answer is none"))[:500])
 
-        self._in_pool(asked, work, take, lambda error: self._end(asked, why=f"its answer can't be read: {error}"))
+        self._in_pool(asked, work, received, lambda error: self._end(asked, why=f"its answer can't be read: {error}"))
 
     def _end(self, asked: _Asked, *, told: dict[str, Any] | None = None, why: str = "") -> None:
         number = asked.rank.global_rank

@@ -108,6 +108,7 @@ def test_what_else_is_said() -> None:
         return " ".join(describe(told(grown, **changes))[1:])
 
     assert "14 s: 12,000 allocations had piled up" in others(is_cut=True, traced_s=14.2)
+    assert "held up for 1.5 s in all" in others(snapshots_s=1.5)
     assert "no time for a comparison" in others(is_from_start=True)
     assert "No step was seen to end" in others({"steps": 0})
     assert "traces its allocations itself (frames: 4)" in others(is_scripts=True)

@@ -12,6 +12,8 @@ from guardrun.supervisor.engine.failures.cuda_memory import size
 MIB = 1 << 20
 UNSEEN_SHARE = 0.3
 """Of what the process has come to hold: beyond that, lines of Python are not the whole story."""
+SLOW_S = 0.5
+"""Worth a word."""
 MAX_SHAPES = 4
 LEAST_UNSEEN = 16 * MIB
 """The C library's allocator alone may take so much, and give it back."""
@@ -105,6 +107,8 @@ def describe(told: Allocations) -> list[str]:
     sentences += _of_tensors(told)
     if grown.shared_bytes > LEAST_UNSEEN:
         sentences.append(f"Beside that, it has {_more(grown.shared_bytes)} of shared memory mapped.")
+    if told.snapshots_s >= SLOW_S:
+        sentences.append(f"For its snapshots the rank was held up for {told.snapshots_s:.1f} s in all.")
     if told.is_cut:
         sentences.append(f"It was ended after {told.traced_s:.0f} s: {told.allocations:,} allocations had piled up.")
     if told.is_from_start:

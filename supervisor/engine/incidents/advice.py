@@ -75,6 +75,7 @@ ADVICE: dict[str, str] = {
     "chance_loss": data_advice.CHANCE_LOSS,
     "dead_modules": data_advice.DEAD_MODULES,
     "constant_batches": data_advice.CONSTANT_BATCHES,
+    "empty_batches": data_advice.EMPTY_BATCHES,
     "host_leak": memory_advice.host_advice({}),
     "gpu_leak": memory_advice.device_advice({}),
     "gpu_fragmentation": f"{memory_advice.EXPANDABLE} {memory_advice.VARIANTS}",
