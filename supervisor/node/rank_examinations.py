@@ -16,12 +16,16 @@ from typing import Any
 from guardrun.hooks.wire.board import Field, Milestone
 from guardrun.hooks.wire.examinations import MAX_ANSWER_BYTES, answer_name, read_whole, request_name, write_whole
 from guardrun.supervisor.collect.host.procfs import read_stat
+from guardrun.supervisor.collect.ranks.memory_use import read_room
 from guardrun.supervisor.collect.ranks.source_functions import name_functions
+from guardrun.supervisor.engine.failures.cuda_memory import size
 from guardrun.supervisor.engine.model.events import Rank
 from guardrun.supervisor.node.rank_collection import RankContext
 
 TAKE_S = 10.0
 """Hooks beat once a second; a busy machine gets them some more."""
+ROOM_BYTES = 192 << 20
+"""What must be left to a rank: tables of allocations, and snapshots of them, take up to that (hooks/examine/)."""
 ANSWER_S = 30.0
 """Beyond the time that was asked for: a snapshot is taken, and added up."""
 
@@ -54,6 +58,10 @@ class _Asked:
     is_written: bool = False
     is_taken: bool = False
     is_being_read: bool = False
+
+
+class _NoRoom(Exception):
+    """A rank has too little memory left to be examined."""
 
 
 class RankExaminations:
@@ -101,12 +109,15 @@ class RankExaminations:
             asked.is_written = True
             board.write(Field.EXAMINE_ASKED, asked.number)
 
-        self._in_pool(
-            asked,
-            lambda: write_whole(str(path), content),
-            lambda _: written(),
-            lambda error: self._end(asked, why=f"it can't be asked: {error}"),
-        )
+        def write() -> None:
+            room = read_room(rank.pid)
+            if room is not None and room < ROOM_BYTES:
+                raise _NoRoom(
+                    f"only {size(max(0, room))} of memory are left to it, and it takes up to {size(ROOM_BYTES)}"
+                )
+            write_whole(str(path), content)
+
+        self._in_pool(asked, write, lambda _: written(), lambda error: self._end(asked, why=f"it isn't asked: {error}"))
         return ""
 
     def sample(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import queue
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -197,6 +199,22 @@ def test_an_attempt_that_ends(node: Node) -> None:
     node.asked(4)
     node.ingest.attempt = 4
     assert node.wait_for_end() == ({}, {4: "its attempt has ended"})
+
+
+def test_a_rank_that_has_little_memory_left_is_not_asked(node: Node, process: subprocess.Popen[bytes]) -> None:
+    """What the tables take could be what it has not."""
+    before = resource.prlimit(process.pid, resource.RLIMIT_DATA)
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    data = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData"))
+    resource.prlimit(process.pid, resource.RLIMIT_DATA, (data + (100 << 20), before[1]))
+    node.ask(4)
+    answers, missing = node.wait_for_end()
+    said = r"it isn't asked: only (9\d|100)[.\d]* MB of memory are left to it, and it takes up to 192 MB"
+    assert answers == {} and re.fullmatch(said, missing[4])
+    assert node.boards[4][Field.EXAMINE_ASKED] == 0 and not (node.sockets / request_name(3, 4)).exists()
+    resource.prlimit(process.pid, resource.RLIMIT_DATA, (data + (400 << 20), before[1]))
+    node.ask(4)
+    node.asked(4)
 
 
 def test_who_cannot_be_asked(node: Node) -> None:
