@@ -6,9 +6,9 @@ of those, so that what a step allocates and frees again is not in it. What C cod
 tensors' data, a graph that is kept, a driver's buffers. So the answer also says by how much the process has grown, how
 much more the device's allocator has handed out, and of which shapes there are more tensors (hooks/examine/tensors.py).
 
-What it costs: a line of Python that allocates takes ten times as long meanwhile, in all threads; a step that is bound by
-Python two or three times as long; each snapshot holds the GIL for some 0.3 µs a traced allocation. It ends early when
-tracemalloc's own tables hold MAX_TABLES_BYTES.
+What it costs: a line of Python that allocates takes ten times as long meanwhile, in all threads; a step that is bound
+by Python two or three times as long; each snapshot holds the GIL for some 0.3 µs a traced allocation. It ends early
+when tracemalloc's own tables hold MAX_TABLES_BYTES.
 
 A script that traces by itself keeps its traces, which are looked at as they are, if they are not too many. One that
 starts to do so meanwhile gets tracing of its own, and this one is over: `_tracemalloc`'s three functions that a script
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from guardrun.hooks.examine.growth import Stack, Sums
 
 FRAMES = 4
-"""Of an allocation: a module that is called takes three, and the fourth is whoever called it. Each costs a tenth more."""
+"""Of an allocation: a module that is called takes three, the fourth is its caller. Each costs a tenth more."""
 WARM_UP = 1 / 3
 """Share of the time before the first snapshot."""
 LAST_NS = 1_500_000_000
