@@ -25,7 +25,7 @@ from time import monotonic_ns
 from guardrun.hooks.examine.growth import add_up, choose_sites, find_sites, merge
 from guardrun.hooks.examine.tensors import Tensors
 from guardrun.hooks.rank.rank import Rank
-from guardrun.hooks.wire.examinations import MAX_SECONDS
+from guardrun.hooks.wire.examinations import MAX_SECONDS, MIN_TRACED_S
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ LAST_NS = 1_500_000_000
 """Before the end: the last but one."""
 MAX_TABLES_BYTES = 32 << 20
 """Half a million allocations: a snapshot of them holds the GIL for 0.2 s."""
-SHORTEST_S = 10.0
 
 
 class Reading:
@@ -64,8 +63,8 @@ class Allocations:
 
     def __init__(self, rank: Rank, arguments: Mapping[str, Any]) -> None:
         seconds = float(arguments.get("seconds") or 0.0)
-        if not SHORTEST_S <= seconds <= MAX_SECONDS:
-            raise ValueError(f"from {SHORTEST_S:g} to {MAX_SECONDS:g} seconds can be traced, not {seconds:g}")
+        if not MIN_TRACED_S <= seconds <= MAX_SECONDS:
+            raise ValueError(f"from {MIN_TRACED_S:g} to {MAX_SECONDS:g} seconds can be traced, not {seconds:g}")
         self._rank = rank
         self._lock = allocate_lock()
         self._is_ours = not _tracemalloc.is_tracing()

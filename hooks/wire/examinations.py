@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 MAX_REQUEST_BYTES = 16 * 1024
 MAX_ANSWER_BYTES = 64 * 1024
 MAX_SECONDS = 600.0
-"""The longest that a request may have a rank examine itself."""
+"""The longest that a request may have a rank examine itself; …"""
+MIN_TRACED_S = 10.0
+"""… and the shortest for which allocations are traced: two pairs of snapshots, a beat apart, and some steps between."""
 
 
 def request_name(attempt: int, global_rank: int) -> str:

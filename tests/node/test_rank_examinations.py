@@ -27,6 +27,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.node import rank_examinations as module
 from guardrun.supervisor.node.rank_collection import RankContext
 from guardrun.supervisor.node.rank_examinations import RankExaminations
+from tests.hooks.bed import Bed, finish
 from tests.support.waiting import wait_until
 
 ANSWER = {"sites": [{"file": __file__, "line": 1}]}
@@ -51,6 +52,11 @@ class Node:
             board.words[Field.HEART_NS] = 1
         self.examinations = RankExaminations(cast(RankContext, self))
         self.told: list[tuple[dict[int, Any], dict[int, str]]] = []
+
+    def close(self) -> None:
+        self.pool.shutdown()
+        for one in (*self.boards.values(), *self.sampler.boards.values()):
+            one.close()
 
     def post(self, call: Callable[[], object]) -> None:
         self.calls.put(call)
@@ -98,9 +104,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 def node(tmp_path: Path, process: subprocess.Popen[bytes]) -> Iterator[Node]:
     node = Node(tmp_path, process.pid)
     yield node
-    node.pool.shutdown()
-    for one in (*node.boards.values(), *node.sampler.boards.values()):
-        one.close()
+    node.close()
 
 
 def test_both_are_asked_and_answer_together(node: Node) -> None:
@@ -151,6 +155,47 @@ def test_a_rank_that_does_not_take_it_is_asked_no_more(node: Node, monkeypatch: 
     node.take(4, 1)  # it had just read it
     node.ask(4)
     node.wait(lambda: node.boards[4][Field.EXAMINE_ASKED] == 2, "another number")
+
+
+HOLDER = """
+import _tracemalloc, ctypes, time
+from guardrun.hooks import step
+from guardrun.hooks.rank.rank import active
+from guardrun.hooks.wire.board import Field
+step(3)
+ctypes.PyDLL(None).sleep(200)
+heart = active.words[Field.HEART_NS]
+while active.words[Field.HEART_NS] == heart: time.sleep(0.01)
+time.sleep(1.2)
+print(_tracemalloc.is_tracing(), active.words[Field.EXAMINE_TAKEN], active.examination)
+"""
+
+
+def test_a_real_rank_that_holds_its_gil_is_left_alone_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked of it does not begin once the GIL is free, two beats later neither."""
+    monkeypatch.setattr(module, "TAKE_S", 2.5)
+    with Bed() as bed:
+        process = bed.start(["-c", HOLDER])
+        signum = bed.wait_until(Field.DUMP_SIGNAL)
+        bed.wait_until(Field.STEP, lambda step: step == 3)
+        wait_until(lambda: _sleeps(process.pid), 20, "the sleep in C")
+        node = Node(tmp_path, process.pid)
+        try:
+            node.sockets, node.ingest.attempt = bed.sockets, 0
+            node.sampler.boards[4] = open_boards(bed.sockets, 0, [0])[0]
+            node.ask(4)
+            answers, missing = node.wait_for_end()
+            assert answers == {} and "the GIL is held" in missing[4]
+            os.kill(process.pid, signum)  # which ends the C library's sleep
+            done = finish(process)
+        finally:
+            node.close()
+        assert (done.returncode, done.stdout, done.stderr) == (0, "False 0 None\n", "")
+
+
+def _sleeps(pid: int) -> bool:
+    """Whether its main thread does, by the C library: (clock_)nanosleep."""
+    return Path(f"/proc/{pid}/syscall").read_text().split()[0] in ("35", "230", "115", "101")
 
 
 def test_a_stopped_rank_is_said_to_be(

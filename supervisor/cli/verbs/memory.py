@@ -6,13 +6,12 @@ import argparse
 
 import msgspec
 
-from guardrun.hooks.wire.examinations import MAX_SECONDS
+from guardrun.hooks.wire.examinations import MAX_SECONDS, MIN_TRACED_S
 from guardrun.supervisor.cli.base.verb import NO, OK, USAGE, Call, CtlError, Verb, add_run_option
 from guardrun.supervisor.cli.verbs.order import ask_run, who_asks
 from guardrun.supervisor.cli.views.memory_view import Allocations, print_allocations
 
 SECONDS = 60.0
-SHORTEST_S = 10.0
 MARGIN_S = 110.0
 """Beyond the seconds: how long a rank and its node may take to answer, and to be known not to."""
 
@@ -27,8 +26,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(call: Call) -> int:
     ranks, seconds = sorted(set(call.arguments.ranks)), call.arguments.seconds
-    if not SHORTEST_S <= seconds <= MAX_SECONDS:
-        call.out.error(f"--seconds is from {SHORTEST_S:g} to {MAX_SECONDS:g}")
+    if not MIN_TRACED_S <= seconds <= MAX_SECONDS:
+        call.out.error(f"--seconds is from {MIN_TRACED_S:g} to {MAX_SECONDS:g}")
         return USAGE
     if not call.out.is_json:
         call.out.aside(
