@@ -110,7 +110,8 @@ class Allocations:
             if now_ns >= self._first_ns:
                 self._before = merge(self._before, add_up(self._snapshot()), max)
                 self._before_ns = now_ns
-                self._tensors.count(is_after=False)
+                if self._snapshots == 2:
+                    self._tensors.count(is_after=False)
         elif self._first is self._start:
             self._first = Reading(self._rank)
         elif self._after is None and now_ns >= self.ends_ns - LAST_NS:

@@ -15,7 +15,7 @@ from collections import deque
 from functools import partial
 from itertools import chain, compress, repeat
 from operator import attrgetter, is_
-from time import monotonic_ns
+from time import monotonic_ns, thread_time_ns
 
 from guardrun.hooks.examine.growth import merge
 
@@ -25,50 +25,50 @@ if TYPE_CHECKING:
 
     from guardrun.hooks.examine.growth import Sums
 
-MAX_NS = 300_000_000
-"""A count that has taken longer was the last: as many objects as that are not gone through again."""
+MAX_NS = 500_000_000
+"""Of CPU time: a count that has taken more was the last, as many objects as that are not gone through again."""
 MAX_SHAPES = 8
 
 _LOOK = attrgetter("device", "dtype", "shape")
 
 
 class Tensors:
-    """Counts of a while, and what is more at its end."""
+    """Counts of a while, and what is more at its end: the lesser of two numbers there, so that no batch is among it."""
 
     def __init__(self) -> None:
-        self._before: Sums[Any] = {}
+        self._before: Sums[Any] | None = None
         self._after: Sums[Any] | None = None
         self.took_ns = 0
         self.trouble = ""
         """Why they are not known."""
 
     def count(self, is_after: bool) -> None:
-        """Count those that are there now: the greater numbers before, the lesser ones after, are what counts."""
+        """Count those that are there now."""
         torch = sys.modules.get("torch")
         if self.trouble or torch is None or not hasattr(torch, "Tensor"):
             return
-        began_ns = monotonic_ns()
+        began_ns, computed_ns = monotonic_ns(), thread_time_ns()
         try:
             found = count_tensors(torch)
         except Exception as error:  # a tensor that has no shape, or no data
             self.trouble = f"{type(error).__name__}: {error}"[:200]
             return
-        took_ns = monotonic_ns() - began_ns
-        self.took_ns += took_ns
-        if took_ns > MAX_NS:
+        self.took_ns += monotonic_ns() - began_ns
+        if thread_time_ns() - computed_ns > MAX_NS:
             self.trouble = "there are too many objects to look for tensors among them"
         elif not is_after:
-            self._before = merge(self._before, found, max)
+            self._before = found
         else:
             self._after = found if self._after is None else merge(self._after, found, min)
 
     def describe(self) -> list[dict[str, Any]]:
         """Those of which there are more, most bytes first."""
-        after = self._after or {}
+        if self.trouble or self._before is None:
+            return []
         more = []
-        for key, (size, count) in after.items():
+        for key, (size, count) in (self._after or {}).items():
             was = self._before.get(key, (0, 0))
-            if count > was[1] and not self.trouble:
+            if count > was[1]:
                 device, dtype, shape = key
                 more.append((size - was[0], count - was[1], str(device), str(dtype), list(shape)))
         more.sort(key=lambda one: (-one[0], -one[1], one[2:]))
