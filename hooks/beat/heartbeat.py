@@ -25,6 +25,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from guardrun.hooks.examine.examiner import Examiner
     from guardrun.hooks.rank.rank import Rank
 
 BEAT_NS = 1_000_000_000
@@ -68,6 +69,8 @@ class Heartbeat:
         """Its progress when it told its batch."""
         self._has_raised = False
         """Timeouts of groups."""
+        self._examiner: Examiner | None = None
+        """None until a person asks for something."""
 
     def run(self) -> None:
         """Beat until told to stop; whatever fails ends the beats, and nothing else."""
@@ -77,6 +80,8 @@ class Heartbeat:
         except Exception as error:
             self._rank.warn_once(f"heart: {type(error).__name__}: {error}")
         finally:
+            if self._examiner is not None:
+                self._examiner.stop()
             # A heart that is old, in a process that lives, says that the GIL is held. This one has ended.
             self._rank.words[Field.HEART_NS] = 0
 
@@ -97,6 +102,8 @@ class Heartbeat:
         """Do what an item asks; False when it asks to stop."""
         kind, fields = item
         if kind == STOP:
+            if self._examiner is not None:
+                self._examiner.stop()
             if self._sender:
                 self._sender.close()
             self._rank.outbox.is_open = False
@@ -121,6 +128,8 @@ class Heartbeat:
             self._raise_timeouts()
         if self._rank.gc_policy is not None:
             self._rank.gc_policy.on_beat(now_ns)
+        if self._examiner is not None or words[Field.EXAMINE_ASKED]:
+            self._examine(now_ns)
         seqs = {} if self._rank.is_ended else read_group_seqs()
         total = self._total(seqs)
         words[Field.JOINT_SEQ] = sum(seqs.get(name, 0) for name in find_joint_groups()) if seqs else 0
@@ -144,6 +153,18 @@ class Heartbeat:
             stack_dumps.give(self._rank)
         except Exception as error:
             self._rank.fail("stacks", error)
+
+    def _examine(self, now_ns: int) -> None:
+        """A person has asked for something, now or before."""
+        try:
+            if self._examiner is None:
+                with self._rank.import_lock:
+                    from guardrun.hooks.examine.examiner import Examiner
+
+                self._examiner = Examiner(self._rank)
+            self._examiner.on_beat(now_ns)
+        except Exception as error:
+            self._rank.fail("examination", error)
 
     def _start_server(self) -> None:
         """Somebody asks for torch's worker server; there are process groups."""

@@ -31,6 +31,11 @@ MAX_PLACES = 4096
 """Code objects that are remembered."""
 
 
+def is_users(path: str) -> bool:
+    """Whether a code object's file is of the user's own code."""
+    return not path.startswith("<") and not any(part in path for part in _NOT_THE_USERS)
+
+
 class Strings:
     """The page's strings: each once, only ever added to."""
 
@@ -78,7 +83,7 @@ class Place:
     def __init__(self, code: CodeType) -> None:
         path = code.co_filename
         self.code = code
-        self.is_users = not path.startswith("<") and not any(part in path for part in _NOT_THE_USERS)
+        self.is_users = is_users(path)
         self.is_torchs = any(part in path for part in _TORCHS)
         self.packed = -1
         """File and function, once they are on the page."""

@@ -1,9 +1,14 @@
-"""Whether the model is given the same number all over, from the first step on (`[guards] detect = "deep"`).
+"""Whether the model is given the same number all over, or nothing, from the first step on (`[guards] detect = "deep"`).
 
 Pictures that could not be decoded are zeros, or whatever a transform makes of zeros. At one step in EVERY it is
 counted, on the device, how many numbers of each tensor that the model is called with differ from that tensor's first
 one; the counts are read at a later step, without waiting. What differs once, in one tensor, ends it. LOOKS without any
 are told.
+
+A batch without samples is one of which all tensors begin with a dimension of 0, and for which the model gives out
+nothing but tensors without numbers: then no data came by another way, as by name, beside an empty placeholder. Such are
+daily now and then (the last of an epoch, of a rank that has no more, of samples that were all filtered out). So what is
+told are LOOKS in a row from the first on at which each call in the step was one of these.
 
 The model is the module with most parameters among those that are no part of another. Where anything but tensors and
 plain values is handed to it by position, nothing is known; nor of what is handed to it by name.
@@ -45,11 +50,15 @@ class BlankBatches:
         self._sent: tuple[int, Vector] | None = None
         """Counts on their way, and of which step."""
         self._looks = self._since = 0
+        self._empty_calls = self._empty_looks = self._empty_since = 0
+        """Calls without samples in this step; and looks so far, and the first one's step."""
+        self._has_samples = False
+        """There has been a call that is not known to be without any."""
         self.is_over = False
         """There is no more to say."""
 
-    def add(self, step: int, module: Any, args: Any) -> None:
-        """A module has been called. May raise."""
+    def add(self, step: int, module: Any, args: Any, output: Any) -> None:
+        """A module has been called, and has given that out. May raise."""
         if step != self._step:
             self._turn(step)
         if not self._is_looked_at:
@@ -57,13 +66,19 @@ class BlankBatches:
         if self._model is None:
             if len(self._called) < MAX_CALLS:
                 self._called.append(module)
-        elif module is self._model() and self._sent is None:
-            counts = self._count(args)
+        elif module is self._model():
+            if not self._has_samples and self._is_empty(args, output):
+                self._empty_calls += 1
+                return
+            self._has_samples = True
+            counts = self._count(args) if self._sent is None else []
             if counts:
                 self._sent = step, Vector(self._torch, counts)
 
     def _turn(self, step: int) -> None:
-        self._step = step
+        if self._empty_calls and not self._has_samples:
+            self._note_empty(self._step)
+        self._step, self._empty_calls = step, 0
         if self._called:
             roots = find_roots(self._called)
             models = [module for module in self._called if id(module) in roots]
@@ -73,26 +88,47 @@ class BlankBatches:
             self._note(looked_at, differs=any(vector.read()))
         self._is_looked_at = self._sent is None and not self.is_over and step % self._every == 0
 
+    def _note_empty(self, step: int) -> None:
+        self._empty_looks += 1
+        self._empty_since = self._empty_since or step
+        if self._empty_looks >= LOOKS:
+            self.is_over = True
+            self._send("empty", step, self._empty_since, self._empty_looks)
+
     def _note(self, step: int, *, differs: bool) -> None:
         self._looks += 1
         self._since = self._since or step
         self.is_over = differs or self._looks >= LOOKS
+        if self.is_over and not differs:
+            self._send("input", step, self._since, self._looks)
+
+    def _send(self, what: str, step: int, since: int, looks: int) -> None:
         model = self._model() if self._model is not None else None
-        if differs or model is None or not self.is_over:
+        if model is None:
             return
         rank = self._rank
         base = rank.step_now() - rank.words[_STEP]
         rank.send(
             "ModulesDied",
             step=base + step,
-            since=base + self._since,
-            what="input",
+            since=base + since,
+            what=what,
             modules=[type(getattr(model, "module", model)).__name__],  # DistributedDataParallel's has the script's
             count=1,
-            looks=self._looks,
+            looks=looks,
             every=self._every,
             alive=0,
         )
+
+    def _is_empty(self, args: Any, output: Any) -> bool:
+        """Whether there is no sample in a call, as far as can be seen by position and by what came out."""
+        torch = self._torch
+        given = [one for one in args if not isinstance(one, _PLAIN)] if isinstance(args, tuple) else []
+        if not given or not all(type(one) is torch.Tensor and one.dim() and not one.shape[0] for one in given):
+            return False
+        outputs = list(output.values()) if isinstance(output, dict) else output
+        outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+        return bool(outputs) and all(type(one) is torch.Tensor and not one.numel() for one in outputs)
 
     def _count(self, args: Any) -> list[Any]:
         """Per tensor, how many numbers differ from its first one; empty: that would not be all that there is."""

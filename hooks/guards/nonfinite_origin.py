@@ -67,7 +67,7 @@ class Origin:
             calls.append((module, OUTPUT, self._flag(tensors)))
             call = self._count_zeros(module, args, tensors) if self._zeros is not None else None
             if self._blank is not None:
-                self._look_at_batch(self._blank, module, args)
+                self._look_at_batch(self._blank, module, args, output)
             for tensor in tensors:
                 if tensor.requires_grad:
                     tensor.register_hook(lambda gradient: self._on_gradient(calls, module, call, gradient))
@@ -92,9 +92,9 @@ class Origin:
             self._zeros = None
         return call
 
-    def _look_at_batch(self, blank: BlankBatches, module: Any, args: Any) -> None:
+    def _look_at_batch(self, blank: BlankBatches, module: Any, args: Any, output: Any) -> None:
         try:
-            blank.add(self._rank.words[_STEP] + 1, module, args)
+            blank.add(self._rank.words[_STEP] + 1, module, args, output)
             if blank.is_over:
                 self._blank = None
         except Exception as error:

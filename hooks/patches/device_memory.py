@@ -84,6 +84,17 @@ class DeviceMemory:
                 rank.memory = None
                 rank.fail("device memory", error)
 
+    def read_allocated(self) -> int | None:
+        """Bytes that the allocator has handed out now, for any thread; None unknown. Never raises."""
+        if self._device is None or self._rank.words[_CAPTURES]:
+            return None
+        kind, index = self._device
+        try:
+            stats = read_stats(getattr(sys.modules["torch"], kind), index)
+            return pick(stats, "allocated_bytes", "all", "current") if stats is not None else None
+        except Exception:  # an allocator that has been taken away meanwhile
+            return None
+
     def _read(self, torch: Any, optimizer: Any) -> None:
         kind, index = self._device or find_device(torch, optimizer)
         module: Any = getattr(torch, kind, None)

@@ -204,6 +204,9 @@ class MemoryObserver(Protocol):
     def on_step(self, optimizer: Any, now_ns: int) -> None:
         """An optimizer has stepped, and a reading is due. Never raises."""
 
+    def read_allocated(self) -> int | None:
+        """Bytes that the allocator has handed out now, for any thread; None unknown. Never raises."""
+
 
 class ReplicaChecker(Protocol):
     """Sums what this rank holds and others are to hold as well, now and then."""
@@ -216,3 +219,19 @@ class ReplicaChecker(Protocol):
 
     def on_optimizer(self, optimizer: Any, count: int) -> None:
         """An optimizer has stepped, for the count-th time, which the board counts already."""
+
+
+class Examination(Protocol):
+    """What a person has asked for, under way; on the hooks' thread. All that it changes in the process, it takes back.
+
+    A class is made with its rank and the request's arguments; raises ValueError where these can't be met.
+    """
+
+    ends_ns: int
+    """CLOCK_MONOTONIC: by then it has answered, whoever is still there to be answered."""
+
+    def on_beat(self, now_ns: int) -> dict[str, Any] | None:
+        """Go on, once a second; the answer, when it is over. Raises ValueError: why there is none."""
+
+    def end(self) -> None:
+        """Leave nothing behind, at whatever point it is. Any thread, and a forked child, may call it; twice, too."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         CollectionPolicy,
         DeviceObserver,
         DeviceTimer,
+        Examination,
         MemoryObserver,
         MetricsObserver,
         NonfiniteOrigin,
@@ -161,6 +162,8 @@ class Rank:
     """None until torch's data loaders are imported, of a rank that is alone, and once it has failed or knows enough."""
     memory: MemoryObserver | None = None
     """None until torch's optimizers are imported, and where no allocator tells what it holds."""
+    examination: Examination | None = None
+    """None unless a person has asked for one, and it goes on."""
 
     def __init__(self, settings: dict[str, object], attempt: int) -> None:
         """Read who this rank is from the environment. Raises KeyError or ValueError where that doesn't tell."""
@@ -318,6 +321,9 @@ class Rank:
             self.gc_policy.give_back()
         if self.device_timer is not None:
             self.device_timer.stop()
+        if self.examination is not None:
+            self.examination.end()
+        self.examination = None
         self.words = private_words()
         self.calls = self.metrics = self.checksums = self.guard = self.memory = None
         self.samples = self.trail = self.skips = self.origin = None

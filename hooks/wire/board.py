@@ -107,6 +107,12 @@ class Field(IntEnum):
     """… and written by the supervisor: since when it is asking, for which a capture that begins waits a moment."""
     TIMEOUT_RAISED = 48
     """Written by the supervisor: it can read what devices do, and explain a hang before torch's own timeout."""
+    EXAMINE_ASKED = 49
+    """Written by the supervisor: the number of a person's request (hooks/wire/examinations.py); …"""
+    EXAMINE_TAKEN = 50
+    """… of the last one that the heart's thread has read; …"""
+    EXAMINE_GIVEN = 51
+    """… and of the last one that it has answered."""
 
 
 class Milestone(IntEnum):

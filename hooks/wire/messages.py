@@ -148,7 +148,8 @@ class BatchesNamed(_Message, frozen=True, kw_only=True, tag="batches"):
 class ModulesDied(_Message, frozen=True, kw_only=True, tag="died"):
     """What modules give out, or its gradients, has been all zeros for long, and was not before. Once an attempt.
 
-    Or (`input`) what the model is given has been one number all over since the first step. Likewise.
+    Or (`input`) what the model is given has been one number all over since the first step, or (`empty`) has been no
+    sample at all. Likewise.
     """
 
     step: int
@@ -156,7 +157,7 @@ class ModulesDied(_Message, frozen=True, kw_only=True, tag="died"):
     since: int
     """… and the first one at which it was seen so."""
     what: str
-    """`output`, `gradient`, or `input`."""
+    """`output`, `gradient`, `input`, or `empty`."""
     modules: list[str]
     """The first ones, in the order in which they are called: `encoder.2.act (ReLU)`."""
     count: int

@@ -1,4 +1,4 @@
-"""What guardctl asks of a live supervisor: status, stacks, look, hold, unhold, checkpoint, restart."""
+"""What guardctl asks of a live supervisor: status, stacks, look, hold, unhold, checkpoint, restart, examine."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from guardrun.supervisor.collect.ranks.look import LookResult
+from guardrun.supervisor.daemon.rank_questions import EXAMINE, QuestionsNode, RankQuestions
 from guardrun.supervisor.diagnose.answer import LOOK, LookAnswer, trimmed
 from guardrun.supervisor.engine.detectors.hang.patience import short
 from guardrun.supervisor.engine.detectors.hang.stalls import outlook
@@ -17,7 +18,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.state.job_nodes import Standing
-from guardrun.supervisor.node.rank_collection import RankContext, look_now
+from guardrun.supervisor.node.rank_collection import look_now
 from guardrun.supervisor.node.run_context import EngineContext
 from guardrun.supervisor.rundir.journal import Journal
 from guardrun.supervisor.saving.final_save import FinalSave
@@ -29,15 +30,12 @@ if TYPE_CHECKING:
     from guardrun.supervisor.fleet.coordinator.coordinator import Coordinator
 
 
-class AnswersNode(RankContext, Protocol):
+class AnswersNode(QuestionsNode, Protocol):
     """What the answers use of the node's supervisor."""
 
     @property
     def malformed(self) -> int:
         """How many messages could not be read."""
-
-    def send_to(self, peer: bytes, message: control_messages.Answer) -> None:
-        """Send an answer to one peer; dropped where ZeroMQ does not take it at once."""
 
 
 class AnswersContext(EngineContext, Protocol):
@@ -57,6 +55,7 @@ class Answers:
 
     def __init__(self, node: AnswersNode, context: AnswersContext, saving: FinalSave) -> None:
         self._node, self._context, self._saving = node, context, saving
+        self._questions = RankQuestions(node, context)
 
     def answer(self, peer: bytes, ask: control_messages.Ask) -> None:
         """Answer one question, now or when a look has been taken."""
@@ -67,12 +66,14 @@ class Answers:
             self._stacks(peer, ask)
         elif ask.verb == LOOK:
             self._look(peer)
+        elif ask.verb == EXAMINE:
+            self._questions.answer(peer, ask)
         elif ask.verb == "checkpoint":
             self._checkpoint(peer)
         elif ask.verb in verbs:
             self._node.send_to(peer, verbs[ask.verb](ask))
         else:
-            known = ", ".join(sorted([*verbs, "checkpoint", "stacks", "status", LOOK]))
+            known = ", ".join(sorted([*verbs, "checkpoint", "stacks", "status", EXAMINE, LOOK]))
             self._node.send_to(
                 peer, control_messages.Answer(is_ok=False, error=f"no verb {ask.verb!r}: there are {known}")
             )

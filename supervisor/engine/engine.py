@@ -33,6 +33,7 @@ from guardrun.supervisor.engine.model.transitions import (
     PhaseChanged,
     find_transition,
 )
+from guardrun.supervisor.engine.observation.frames import ranks_text
 from guardrun.supervisor.engine.recovery import (
     eviction,
     going_back,
@@ -51,6 +52,8 @@ from guardrun.supervisor.engine.state.job_nodes import carried_over
 from guardrun.supervisor.engine.state.state import Notice, State
 
 STORY_LENGTH = 20
+EXAMINED_S = 15.0
+"""After a rank was to be done with examining itself: until it is as fast as it was."""
 
 
 class Engine:
@@ -206,6 +209,15 @@ def _on_hold_set(state: State, event: ev.HoldSet, now_s: float) -> list[Action]:
     return actions if state.is_held else actions + going_back.on_released(state, now_s)
 
 
+def _on_examination_asked(state: State, event: ev.ExaminationAsked, now_s: float) -> list[Action]:
+    attempt = state.attempt
+    if attempt is None or event.attempt != attempt.number:
+        return []
+    attempt.examined_to_s = max(attempt.examined_to_s, now_s + event.seconds + EXAMINED_S)
+    said = f"{event.who} has {ranks_text(event.global_ranks)} examined for {event.seconds:.0f} s ({event.what})"
+    return [announce(said, level="info")]
+
+
 def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
     actions = observe(state, TickBegan(), now_s)
     actions += launcher_orders.on_tick(state, now_s) + node_silence.on_tick(state, now_s)
@@ -291,6 +303,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_checkpoint_completed": _on_checkpoint_completed,
     "on_requeued": _on_requeued,
     "on_hooks_missing": _on_hooks_missing,
+    "on_examination_asked": _on_examination_asked,
     "on_restart_asked": operator_restart.on_restart_asked,
     "on_attempt_started": attempts.on_attempt_started,
     "on_attempt_restarted": attempts.on_attempt_restarted,

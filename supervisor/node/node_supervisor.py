@@ -36,6 +36,7 @@ from guardrun.supervisor.fleet.transport.curve import ENDED_LINGER_MS
 from guardrun.supervisor.node.launcher_takeover import LauncherTakeover
 from guardrun.supervisor.node.node_relations import NodeRelations, Releases
 from guardrun.supervisor.node.node_role import NodeRole
+from guardrun.supervisor.node.rank_examinations import RankExaminations
 from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
 from guardrun.supervisor.node.slurm_drain import Drains
 from guardrun.supervisor.node.start_gate import StartGate
@@ -87,6 +88,7 @@ class NodeSupervisor:
         self.relations = NodeRelations(self, role)
         self._releases = Releases(self, lambda: role.may_be_left_out) if run.fleet is not None else None
         self.ingest = RankMessageIngest(self.clock, self.sampler, role.saved, role.loaded)
+        self.examinations = RankExaminations(self)
         self._context = zmq.Context()
         self._beats = self._bind(zmq.PULL, control_messages.BEATS_SOCKET, MAX_MESSAGE_BYTES)
         self._control = self._bind(zmq.ROUTER, control_messages.CONTROL_SOCKET, control_messages.MAX_CONTROL_BYTES)
@@ -189,6 +191,7 @@ class NodeSupervisor:
             if missing is not None:
                 self.feed(missing)
         self.relations.sample()
+        self.examinations.sample()
         if self._releases is not None:
             self._releases.sample()
 

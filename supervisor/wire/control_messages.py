@@ -201,7 +201,7 @@ class Finish(_Wire, frozen=True, kw_only=True, tag="finish"):
 
 
 class Ask(_Wire, frozen=True, kw_only=True, tag="ask"):
-    """verb: status, stacks, look, hold, unhold, checkpoint, restart."""
+    """verb: status, stacks, look, hold, unhold, checkpoint, restart, examine."""
 
     verb: str
     arguments: dict[str, Any] = {}

@@ -133,6 +133,7 @@ def sample(event: type, told: Told) -> ev.Event:
         ev.HistoryLoaded(places=[ev.PastPlace(place="exception in f (a.py)", runs=2, last="2026-11-20")]),
         ev.HoldSet(is_held=True, who="ada"),
         ev.RestartAsked(who="ada"),
+        ev.ExaminationAsked(attempt=attempt, global_ranks=[0], what="allocations", seconds=60.0, who="ada"),
         ev.PreemptionNoticed(signum=15),
         ev.SchedulerStatusChanged(end_s=told.now_s + 300.0, may_requeue=True, why="preempted"),
         ev.CheckpointAsked(request=told.state.notice.request, at_call=7),

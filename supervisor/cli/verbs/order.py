@@ -43,7 +43,8 @@ def ask_run(call: Call, verb: str, arguments: dict[str, Any], timeout_s: float =
     return answer.data
 
 
-def _who() -> str:
+def who_asks() -> str:
+    """The user's name, for the journal."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):  # no name for this number, as in many containers
@@ -52,7 +53,7 @@ def _who() -> str:
 
 def _order(verb: str, done: str) -> Verb:
     def run(call: Call) -> int:
-        data = ask_run(call, verb, {"who": _who()})
+        data = ask_run(call, verb, {"who": who_asks()})
         if call.out.is_json:
             call.out.json({"ok": True, **data})
         else:

@@ -66,6 +66,12 @@ class MemoryReader:
         )
 
 
+def read_room(pid: int, limits: MemoryLimits | None = None) -> int | None:
+    """Bytes that are left to a process below the limit with least room; None where none is known."""
+    nearest = (limits or MemoryLimits()).nearest(pid, {pid: read_sizes(pid)})
+    return nearest.room if nearest is not None else None
+
+
 def read_sizes(pid: int) -> dict[str, int]:
     """All sizes of /proc/PID/status, in bytes; those of memory are missing of a process that is gone, or a zombie."""
     return parse_sizes((read_bytes(f"/proc/{pid}/status") or b"").decode("ascii", "replace"))

@@ -24,14 +24,6 @@ Evidence = Mapping[str, Any]
 
 MAX_INDICES_CHARS = 80
 
-_KEEPS = (
-    "Look for what is kept from step to step: lists of losses or outputs with their graphs (keep `loss.item()`, or "
-    "`detach()`), caches without a bound (`lru_cache(maxsize=None)`, dictionaries by sample), metrics never reset."
-)
-_ALLOCATIONS = (
-    "`memray attach PID`, or tracemalloc's snapshots some steps apart, show which lines have allocated it; in C code "
-    "jemalloc's or tcmalloc's heap profiles do."
-)
 _MORE_FILES = "A higher `ulimit -n` before guardrun buys time."
 
 ADVICE: dict[str, str] = {
@@ -83,8 +75,9 @@ ADVICE: dict[str, str] = {
     "chance_loss": data_advice.CHANCE_LOSS,
     "dead_modules": data_advice.DEAD_MODULES,
     "constant_batches": data_advice.CONSTANT_BATCHES,
-    "host_leak": f"{_KEEPS} {_ALLOCATIONS} {memory_advice.BUYS_TIME}",
-    "gpu_leak": memory_advice.KEPT,
+    "empty_batches": data_advice.EMPTY_BATCHES,
+    "host_leak": memory_advice.host_advice({}),
+    "gpu_leak": memory_advice.device_advice({}),
     "gpu_fragmentation": f"{memory_advice.EXPANDABLE} {memory_advice.VARIANTS}",
     "unknown": "See what was collected in stacks/, and the ranks' output.",
 }
@@ -299,24 +292,6 @@ def _workers(known: Evidence) -> str:
     }.get(str(first.get("standing")), "")
 
 
-def _held(known: Evidence) -> str:
-    """By which part of the memory grows."""
-    if known.get("part") == "below":
-        return (
-            "See what a worker keeps from sample to sample: caches in the data set, open readers, decoded files; lists "
-            "of Python objects are copied page by page as they are read (keep them as numpy arrays or tensors). "
-            "Without persistent_workers each epoch starts workers anew; fewer of them (num_workers) that load less far "
-            f"ahead (prefetch_factor) hold less. {_ALLOCATIONS}"
-        )
-    if known.get("part") == "shared":
-        return (
-            "Tensors that DataLoader workers have sent lie in shared memory while they are referred to: clone() what "
-            "is kept beyond its step. num_workers times prefetch_factor batches are on their way at a time; buffers "
-            "for pin_memory, and files in /dev/shm that nobody deletes, count as well."
-        )
-    return ""
-
-
 def _descriptors(known: Evidence) -> str:
     newest = known.get("newest")
     kind = next(iter(newest), "") if isinstance(newest, dict) else ""
@@ -397,6 +372,7 @@ _SPECIAL: dict[str, Callable[[Evidence], str]] = {
     "descriptor_leak": _descriptors,
     "nan_loss": numeric_advice.nan_advice,
     "replica_divergence": numeric_advice.divergence_advice,
-    "host_leak": _held,
+    "host_leak": memory_advice.host_advice,
+    "gpu_leak": memory_advice.device_advice,
     "gpu_fragmentation": memory_advice.fragmentation_advice,
 }

@@ -21,6 +21,11 @@ DEAD_MODULES = (
     "with a lower rate, a longer warm-up or clipping. Where a gate or a schedule of the script's own shuts it, nothing "
     "is wrong."
 )
+EMPTY_BATCHES = (
+    "That rank adds nothing, and a mean over such a batch is NaN. See what the loader and the collate function return "
+    "there: a shard or a split with nothing in it, a filter that nothing passes, fewer files than ranks. Where that "
+    "rank is meant to take part without data, nothing is wrong."
+)
 CONSTANT_BATCHES = (
     "See what the dataset returns for a few samples, before and after each transform: files that could not be read, an "
     "integer division, a buffer that is never filled. Where a benchmark makes its data up so, nothing is wrong."

@@ -894,6 +894,17 @@ class RestartAsked(_Event, frozen=True, kw_only=True, tag="restart_asked"):
     who: str
 
 
+class ExaminationAsked(_Event, frozen=True, kw_only=True, tag="examination_asked"):
+    """A person has ranks examine themselves, which slows them down."""
+
+    attempt: int
+    global_ranks: list[int]
+    what: str
+    """As hooks/examine/examiner.py names it."""
+    seconds: float
+    who: str
+
+
 class StopRequested(_Event, frozen=True, kw_only=True, tag="stop_requested"):
     """The user or the scheduler told guardrun to end (signal number)."""
 
@@ -999,6 +1010,7 @@ Event = (
     | HistoryLoaded
     | HoldSet
     | RestartAsked
+    | ExaminationAsked
     | PreemptionNoticed
     | SchedulerStatusChanged
     | CheckpointAsked

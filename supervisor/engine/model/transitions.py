@@ -74,6 +74,7 @@ _QUIET: dict[type, str] = {
     ev.LookTaken: IGNORE,
     ev.NodesChecked: IGNORE,
     ev.RestartAsked: IGNORE,
+    ev.ExaminationAsked: IGNORE,
     ev.GcHeld: IGNORE,
     ev.BatchesNamed: IGNORE,
     ev.ModulesDied: IGNORE,
@@ -126,6 +127,7 @@ _ROWS: dict[Phase, dict[type, str]] = {
         ev.BatchesLeftOut: "on_batches_left_out",
         ev.HooksMissing: "on_hooks_missing",
         ev.RestartAsked: "on_restart_asked",
+        ev.ExaminationAsked: "on_examination_asked",
     },
     Phase.STOPPING: {
         ev.AttemptStarted: "on_attempt_restarted",

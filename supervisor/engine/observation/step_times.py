@@ -134,6 +134,13 @@ class StepTimes(msgspec.Struct, kw_only=True):
         window = self.close(now_s, step, window_s)
         return window if self.closed > WARM_UP * self.brief else None
 
+    def pass_over(self, event: ev.NodeReport, attempt: int, step: int, window_s: float, now_s: float) -> None:
+        """Take a report in of a time that says nothing: the window under way is given up, and begins anew."""
+        if self.attempt == event.attempt == attempt:
+            self.add_report(event)
+            if self.began_s:
+                self.begin(now_s, step, window_s / self.brief)
+
     def add_report(self, event: ev.NodeReport) -> None:
         """Note what a node tells of its ranks."""
         for report in event.ranks:

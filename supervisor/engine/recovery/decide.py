@@ -54,7 +54,9 @@ def observe(state: State, event: object, now_s: float) -> list[Action]:
         number, step, window_s = state.attempt.number, state.attempt.step, state.settings.window_s
         is_small = len(state.attempt.ranks) <= far_behind.MAX_RANKS
         for times in (state.step_times, state.brief_times) if is_small else (state.step_times,):
-            if (window := times.observe(event, number, step, window_s, now_s)) is not None:
+            if now_s < state.attempt.examined_to_s:
+                times.pass_over(event, number, step, window_s, now_s)
+            elif (window := times.observe(event, number, step, window_s, now_s)) is not None:
                 actions += observe(state, window, now_s)
     return actions
 

@@ -161,6 +161,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     """Nodes whose ranks have been seen to have part in something with those of other nodes."""
     waiting: dict[int, float] = {}
     """Ranks in one and the same collective, or waiting for one batch, for seconds → since when."""
+    examined_to_s: float = 0.0
+    """Until then ranks may be slow because a person has them examined: what steps go to says nothing."""
     fell_s: float = 0.0
     """When the first rank fell by itself; 0 = none has."""
     stop_began_s: float = 0.0

@@ -26,7 +26,7 @@ from guardrun.supervisor.fleet.checks.check_coordinator import CheckCoordinator
 from guardrun.supervisor.fleet.checks.node_environment import compared_versions
 from guardrun.supervisor.fleet.coordinator.event_aggregator import EventAggregator
 from guardrun.supervisor.fleet.coordinator.node_isolation import isolate_other
-from guardrun.supervisor.fleet.coordinator.node_questions import Boards, LookRequests
+from guardrun.supervisor.fleet.coordinator.node_questions import Boards, ExaminationRequests, LookRequests
 from guardrun.supervisor.fleet.protocol import messages as msg
 from guardrun.supervisor.fleet.protocol.leader_loss_policy import last_words, leaving_words
 from guardrun.supervisor.fleet.rendezvous.introduction import Introducer
@@ -123,6 +123,7 @@ class Coordinator:
         self._me = node.run_file.node
         self.aggregator = EventAggregator(fleet.term_s, node.run_file.run_id, node.run_file.settings.lost_s)
         self.inquiries = LookRequests(self._send)
+        self.examinations = ExaminationRequests(self._send)
         self.boards = Boards(self._send)
         self.checks = CheckCoordinator(node, context.handle, fleet, self._send)
         keys = _read_keys(node.run_dir, node.run_file.session)
@@ -231,6 +232,7 @@ class Coordinator:
         self._absences.poll()
         self.asking.tick(now_s)
         self.inquiries.poll()
+        self.examinations.poll()
         self.boards.poll()
         now = time.monotonic()
         if self._missed.is_due(present, now):
@@ -562,6 +564,8 @@ class Coordinator:
             context.saving.try_asking()
         elif isinstance(message, msg.Looked):
             self.inquiries.answered(node, message)
+        elif isinstance(message, msg.Examined):
+            self.examinations.answered(node, message)
         elif isinstance(message, msg.BoardsReported):
             self.boards.answered(node, message)
         elif isinstance(message, msg.SharesReported):

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from guardrun.supervisor.collect.ranks.look import LookResult, limit_s
 from guardrun.supervisor.engine.model.events import Rank
@@ -76,6 +77,71 @@ class LookRequests:
                 missing |= dict.fromkeys(wanted, f"{node} did not answer")
         took_s = max((part.took_s for part in parts), default=0.0)
         question.done(LookResult([look for part in parts for look in part.ranks], missing, took_s))
+
+
+# Examinations -------------------------------------------------------------------------------------------------------
+# What ranks of other nodes find out about themselves, because a person wants to know.
+
+
+EXAMINATION_MARGIN_S = 60.0
+"""Beyond the time that it takes there: a node answers for ranks that do not by then."""
+
+OnExamined = Callable[[dict[int, dict[str, Any]], dict[int, str]], object]
+"""Called with what ranks have told, and why others have not."""
+
+
+@dataclass
+class _Examination:
+    nodes: dict[str, list[int]]
+    """Who is asked → about which ranks."""
+    by_s: float
+    done: OnExamined
+    answers: dict[str, msg.Examined] = field(default_factory=dict)
+
+
+@dataclass
+class ExaminationRequests:
+    """Runs on the loop's thread."""
+
+    send: Callable[[str, msg.Down], object]
+    _open: dict[int, _Examination] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def ask(
+        self, ranks: Iterable[Rank], what: str, arguments: dict[str, Any], seconds: float, done: OnExamined
+    ) -> None:
+        """Have other nodes' ranks do what is asked; done: called once, at once where there are none."""
+        nodes: dict[str, list[int]] = {}
+        for rank in ranks:
+            nodes.setdefault(rank.node, []).append(rank.global_rank)
+        number = next(self._numbers)
+        for node, wanted in nodes.items():
+            self.send(node, msg.Examine(ask=number, ranks=wanted, what=what, arguments=arguments, seconds=seconds))
+        self._open[number] = _Examination(nodes, time.monotonic() + seconds + EXAMINATION_MARGIN_S, done)
+        self._try_end(number)
+
+    def answered(self, node: str, answer: msg.Examined) -> None:
+        """A node's part."""
+        if answer.ask in self._open and node in self._open[answer.ask].nodes:
+            self._open[answer.ask].answers[node] = answer
+            self._try_end(answer.ask)
+
+    def poll(self) -> None:
+        """Once a second."""
+        for number in list(self._open):
+            self._try_end(number)
+
+    def _try_end(self, number: int) -> None:
+        asked = self._open[number]
+        if len(asked.answers) < len(asked.nodes) and time.monotonic() < asked.by_s:
+            return
+        del self._open[number]
+        answers = {rank: told for part in asked.answers.values() for rank, told in part.answers.items()}
+        missing = {rank: why for part in asked.answers.values() for rank, why in part.missing.items()}
+        for node, wanted in asked.nodes.items():
+            if node not in asked.answers:
+                missing |= dict.fromkeys(wanted, f"{node} did not answer")
+        asked.done(answers, missing)
 
 
 # Rank boards --------------------------------------------------------------------------------------------------------

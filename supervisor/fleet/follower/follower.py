@@ -13,6 +13,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import zmq
@@ -442,6 +443,8 @@ class Follower:
             begin_exits(self.node, order, self.folders())
         elif isinstance(order, msg.LookNow):
             self._look_now(order)
+        elif isinstance(order, msg.Examine):
+            self._examine(order)
         elif isinstance(order, msg.ReportBoards):
             self._tell_boards(order)
         elif isinstance(order, ac.Isolate):
@@ -479,6 +482,14 @@ class Follower:
             self.node.post(lambda: self._send_to_head(looked))
 
         self.node.in_background(work, lambda error: None)
+
+    def _examine(self, order: msg.Examine) -> None:
+        """For a person: the ranks do it themselves."""
+
+        def reply(answers: dict[int, dict[str, Any]], missing: dict[int, str]) -> None:
+            self._send_to_head(msg.Examined(ask=order.ask, answers=answers, missing=missing))
+
+        self.node.examinations.ask(order.ranks, order.what, order.arguments, order.seconds, reply)
 
     def _tell_boards(self, order: msg.ReportBoards) -> None:
         ingest = self.node.ingest

@@ -6,6 +6,8 @@ what only the head's edge needs. Down go orders, all of them idempotent: whoever
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
 from guardrun.supervisor.engine.membership.reachability import ProbeResult
@@ -79,6 +81,16 @@ class Looked(_Message, frozen=True, kw_only=True, tag="looked"):
     ranks: list[RankLook]
     missing: dict[int, str] = {}
     took_s: float = 0.0
+
+
+class Examined(_Message, frozen=True, kw_only=True, tag="examined"):
+    """Answer to Examine."""
+
+    ask: int
+    answers: dict[int, dict[str, Any]] = {}
+    """What ranks have told of themselves."""
+    missing: dict[int, str] = {}
+    """Why others have not."""
 
 
 class BoardsReported(_Message, frozen=True, kw_only=True, tag="boards_told"):
@@ -190,6 +202,17 @@ class LookNow(_Message, frozen=True, kw_only=True, tag="look_now"):
     samples: int = 1
 
 
+class Examine(_Message, frozen=True, kw_only=True, tag="examine"):
+    """A person wants these ranks of the node to examine themselves (hooks/wire/examinations.py)."""
+
+    ask: int
+    ranks: list[int]
+    what: str
+    arguments: dict[str, Any]
+    seconds: float
+    """How long that takes there."""
+
+
 class ReportBoards(_Message, frozen=True, kw_only=True, tag="tell_boards"):
     """A person wants to know how the ranks are doing."""
 
@@ -244,7 +267,19 @@ class EndCheck(_Message, frozen=True, kw_only=True, tag="end_check"):
     """Nothing of a check is to be left."""
 
 
-Up = ev.Event | Serving | Raw | Loaded | Checks | CheckpointSet | CheckAnswer | Looked | BoardsReported | SharesReported
+Up = (
+    ev.Event
+    | Serving
+    | Raw
+    | Loaded
+    | Checks
+    | CheckpointSet
+    | CheckAnswer
+    | Looked
+    | Examined
+    | BoardsReported
+    | SharesReported
+)
 Down = (
     Start
     | Stop
@@ -259,5 +294,6 @@ Down = (
     | CheckStep
     | EndCheck
     | LookNow
+    | Examine
     | ReportBoards
 )

@@ -27,6 +27,7 @@ OF_MANY = {
     "numeric": {
         *("nan_loss", "loss_spike", "grad_explosion", "replica_divergence"),
         *("same_samples", "same_order", "uneven_loaders", "chance_loss", "dead_modules", "constant_batches"),
+        "empty_batches",
     },
     "node_health": {*KINDS, *FELT.values(), "thermal"},
 }

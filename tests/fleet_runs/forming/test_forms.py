@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,7 +63,7 @@ def test_several_on_one_host(job: Job) -> None:
 
 
 def test_nothing_is_shared_but_the_join_file(job: Job, tmp_path: Path) -> None:
-    """Each host has folders of its own; a slow link besides."""
+    """Each host has folders of its own; a slow link besides. Its rank is asked what it holds."""
     join = tmp_path / "marks" / "join"
     for name in ("node1",):
         job.lab.host(name).hide(job.folder)
@@ -71,6 +73,11 @@ def test_nothing_is_shared_but_the_join_file(job: Job, tmp_path: Path) -> None:
     assert job.where(0, 2) == ["head", "node1"]
     assert join.stat().st_mode & 0o777 == 0o600
     job.advance(20)
+    guardctl = str(Path(sys.executable).with_name("guardctl"))
+    asked = ("memory", "0", "1", "--seconds", "10", "--json", "--run", str(job.run_dir))
+    told = json.loads(job["head"].host.run(guardctl, *asked))
+    assert (told["missing"], told["nodes"]) == ({}, {"0": "head", "1": "node1"})
+    assert all(told["ranks"][rank]["grown"]["steps"] > 0 for rank in ("0", "1"))
     assert not job.incidents()
     assert job.finish() == {"head": 0, "node1": 0}
     assert not join.exists()

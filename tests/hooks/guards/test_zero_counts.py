@@ -389,6 +389,98 @@ def test_a_mask_beside_the_data_and_what_is_no_tensor_are_no_blank_batches(watch
         assert count(unknown) == []
 
 
+def called(torch: Any, forward: Any) -> Any:
+    """A net that is called with (tensor, step), and what it makes of them."""
+
+    class Model(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.expert = linear(), linear()
+
+        def forward(self, *args: Any, **named: Any) -> Any:
+            return forward(self, *args, **named)
+
+    return Model()
+
+
+def take(watched: Watched, net: Any, calls: Callable[[int], list[tuple[Any, dict[str, Any]]]], steps: int) -> None:
+    """Train. calls: of each step, what the net is called with by position and by name."""
+    optimizer = watched.torch.optim.SGD(net.parameters(), 1e-4)
+    for step in watched.steps(steps):
+        for args, named in calls(step):
+            out = net(*args, **named)
+            out = out["logits"] if isinstance(out, dict) else out
+            (out if out.dim() == 0 else out.sum()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def plainly(self: Any, x: Any) -> Any:
+    return self.body(x)
+
+
+EMPTY_FAULTS: dict[str, tuple[Any, Callable[[Any], tuple[Any, dict[str, Any]]]]] = {
+    "no rows": (plainly, lambda none: ((none,), {})),
+    "inputs and targets, and a number": (lambda self, x, y, p: self.body(x) * p, lambda none: ((none, none, 0.5), {})),
+    "what it gives out is a dict": (lambda self, x: {"logits": self.body(x)}, lambda none: ((none,), {})),
+    "more by name, and none of that either": (lambda self, x, y: self.body(y), lambda none: ((none,), {"y": none})),
+}
+
+
+@pytest.mark.parametrize("fault", EMPTY_FAULTS)
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_a_model_that_is_given_no_samples(watched: Watched, fault: str, micro_batches: int) -> None:
+    torch = watched.torch
+    forward, make = EMPTY_FAULTS[fault]
+    net, call = called(torch, forward), make(torch.zeros(0, SIZE))
+    take(watched, net, lambda step: [call] * micro_batches, (LOOKS + 1) * EVERY)
+    assert watched.sent == [], "not yet"
+    take(watched, net, lambda step: [call] * micro_batches, 2 * EVERY)
+    (told,) = watched.sent
+    assert (told["what"], told["modules"], told["looks"]) == ("empty", ["Model"], LOOKS)
+    assert told["since"] == 1000 + 2 * EVERY and watched.rank.origin._blank is None
+
+
+def no_samples(torch: Any) -> dict[str, tuple[Any, Callable[[int], list[tuple[Any, dict[str, Any]]]]]]:
+    """Decoys: a net, and what it is called with."""
+    none, some = torch.zeros(0, SIZE), torch.ones(2, SIZE)
+
+    def routed(self: Any, x: Any) -> Any:
+        return self.body(x) + self.expert(x[:0]).sum()
+
+    return {
+        "the last batch of an epoch": (plainly, lambda step: [((none if step % 50 == 0 else some,), {})]),
+        "once there were some": (plainly, lambda step: [((some if step == 3 * EVERY else none,), {})]),
+        "one of a step's": (plainly, lambda step: [((none,), {}), ((some,), {})]),
+        "the first of a step's": (plainly, lambda step: [((some,), {}), ((none,), {})]),
+        "data by name beside a placeholder": (lambda self, x, y: self.body(y), lambda step: [((none,), {"y": some})]),
+        "data by name alone": (lambda self, y: self.body(y), lambda step: [((), {"y": none})]),
+        "a mask, a cache or boxes without any": (lambda self, x, y: self.body(x), lambda step: [((some, none), {})]),
+        "an expert that is sent nothing": (routed, lambda step: [((some,), {})]),
+        "lists of boxes, of which nothing is known": (
+            lambda self, x: self.body(x[0]),
+            lambda step: [(([none, none],), {})],
+        ),
+        "samples without features": (lambda self, x: self.body(some)[:, :0], lambda step: [((some[:, :0],), {})]),
+        "a loss from within": (lambda self, x: self.body(x).sum(), lambda step: [((none,), {})]),
+    }
+
+
+@pytest.mark.parametrize(
+    "decoy",
+    [
+        "the last batch of an epoch", "once there were some", "one of a step's", "the first of a step's",
+        "data by name beside a placeholder", "data by name alone", "a mask, a cache or boxes without any",
+        "an expert that is sent nothing", "lists of boxes, of which nothing is known", "samples without features",
+        "a loss from within",
+    ],
+)  # fmt: skip
+def test_batches_that_are_empty_now_and_then_or_in_part(watched: Watched, decoy: str) -> None:
+    forward, calls = no_samples(watched.torch)[decoy]
+    take(watched, called(watched.torch, forward), calls, (LOOKS + 4) * EVERY)
+    assert [told for told in watched.sent if told["what"] == "empty"] == []
+
+
 # What it does to training ------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from tests.runs.runs import SCRIPTS, EdgeRuns, finish, only, own_lines, ranks_of
@@ -42,16 +43,27 @@ def test_a_rank_that_never_closes_its_files_is_told_and_trains_on(edge: EdgeRuns
 
 
 def test_a_rank_that_holds_more_and_more_memory_is_told_and_trains_on(edge: EdgeRuns, tmp_path: Path) -> None:
-    """The other one fills a cache and empties it, again and again; each may have 600 MiB more than at first."""
+    """The other one fills a cache and empties it, again and again; each may have 600 MiB more than at first.
+
+    Asked for its lines while it trains, the one that leaks names the line; both go on, and nobody is blamed for that.
+    """
     end = tmp_path / "end"
     run = edge.start(
         "plain.py", "--plan=0:cache@5:0,0:hoard@5:1", "--steps=100000", "--save-every=0", f"--end={end}", config=WINDOWS
     )
     wait_until(run.incidents, 40, "an incident")
+    told = json.loads(run.guardctl("memory", "0", "1", "--seconds", "10", "--json"))
     end.touch()
     finished = finish(run)
     assert finished.returncode == 0, finished
+    assert (told["missing"], sorted(told["ranks"])) == ({}, ["0", "1"])
+    leaking, grown = told["ranks"]["1"]["sites"][0], told["ranks"]["1"]["grown"]
+    assert (leaking["file"], leaking["function"]) == (str(SCRIPTS / "faults.py"), "hold")
+    assert "bytearray(b" in (SCRIPTS / "faults.py").read_text().splitlines()[leaking["line"] - 1]
+    assert leaking["bytes"] > 20 << 20 and grown["python_bytes"] > 0.5 * grown["resident_bytes"] > 0
+    assert grown["steps"] > 10
     incident = only(finished)
+    assert "`guardctl memory 1`" in incident["advice"]
     assert (incident["kind"], incident["cause"], incident["action"]) == ("memory", "host_leak", "none")
     assert ranks_of(incident) == [1] and incident["attempt"] == 0
     evidence = incident["evidence"]

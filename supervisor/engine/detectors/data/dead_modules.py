@@ -1,6 +1,6 @@
 """Modules that give out nothing but zeros any more (`dead_modules`), and a model that is given one number all over.
 
-Both are notes; the latter is `constant_batches`.
+All are notes; the latter are `constant_batches` and, where there are no numbers at all, `empty_batches`.
 A rank says so itself (hooks/guards/module_lives.py and blank_batches.py have the rules), with `[guards] detect =
 "deep"`. The first to say so counts: ranks that train the same parameters see the same, and those of a pipeline have
 modules of their own.
@@ -18,8 +18,8 @@ from guardrun.supervisor.engine.model.run_view import AttemptView
 from guardrun.supervisor.engine.model.verdicts import Remark, Verdict
 from guardrun.supervisor.engine.observation.frames import ranks_text
 
-TOPIC, BLANK = "dead_modules", "constant_batches"
-INPUT = "input"
+TOPIC = "dead_modules"
+BATCHES = {"input": "constant_batches", "empty": "empty_batches"}
 WORDS = {"output": "output", "gradient": "gradient of the output"}
 
 
@@ -27,15 +27,16 @@ class DeadModules(msgspec.Struct, kw_only=True):
     """Whether a part of the model has died, or is given nothing to learn from."""
 
     is_told: bool = False
-    is_blank_told: bool = False
+    told_batches: list[str] = []
+    """Topics."""
 
     def judge(self, told: ev.ModulesDied, attempt: AttemptView) -> Sequence[Verdict]:
         """Take in what a rank says."""
         if told.global_rank not in attempt.ranks or not told.modules:
             return ()
-        if told.what == INPUT and not self.is_blank_told:
-            self.is_blank_told = True
-            return [_blank(told)]
+        if (topic := BATCHES.get(told.what, "")) and topic not in self.told_batches:
+            self.told_batches = [*self.told_batches, topic]
+            return [_of_batches(told, topic)]
         if self.is_told or told.what not in WORDS:
             return ()
         self.is_told = True
@@ -60,7 +61,7 @@ class DeadModules(msgspec.Struct, kw_only=True):
         return [Remark(text=text, topic=TOPIC, level="warn", evidence=evidence)]
 
 
-def _blank(told: ev.ModulesDied) -> Remark:
+def _of_batches(told: ev.ModulesDied, topic: str) -> Remark:
     evidence: dict[str, Any] = {
         "rank": told.global_rank,
         "model": told.modules[0],
@@ -69,11 +70,12 @@ def _blank(told: ev.ModulesDied) -> Remark:
         "looks": told.looks,
         "steps_apart": told.every,
     }
+    seen = "without a single sample" if told.what == "empty" else "one number all over"
     text = (
-        f"each batch that the model ({told.modules[0]}) was given on {ranks_text([told.global_rank])} has been one "
-        f"number all over, at each of {told.looks} looks, one in {told.every} steps, since step {told.since}."
+        f"each batch that the model ({told.modules[0]}) was given on {ranks_text([told.global_rank])} has been "
+        f"{seen}, at each of {told.looks} looks, one in {told.every} steps, since step {told.since}."
     )
-    return Remark(text=text, topic=BLANK, level="warn", evidence=evidence)
+    return Remark(text=text, topic=topic, level="warn", evidence=evidence)
 
 
 def _more(others: int) -> str:

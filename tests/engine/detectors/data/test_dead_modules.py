@@ -60,4 +60,11 @@ def test_a_model_that_is_given_nothing(told: Told) -> None:
     )
     assert said(told.tell(died(what="input", modules=["Net"]))) == []
     assert len(said(told.tell(died()))) == 1, "the other note is another one"
-    assert [note["topic"] for note in told.engine.summary(told.now_s).notes] == ["constant_batches", "dead_modules"]
+    (text,) = said(told.tell(died(what="empty", modules=["Net"], since=20, step=510, alive=0)))
+    assert text.startswith(
+        "note: each batch that the model (Net) was given on rank 1 has been without a single sample, at each of 50 "
+        "looks, one in 10 steps, since step 20. That rank adds nothing"
+    )
+    assert said(told.tell(died(what="empty", modules=["Net"], global_rank=0))) == []
+    topics = [note["topic"] for note in told.engine.summary(told.now_s).notes]
+    assert topics == ["constant_batches", "dead_modules", "empty_batches"]

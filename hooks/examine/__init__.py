@@ -1,0 +1,1 @@
+"""What a person asks a rank to find out about itself."""

@@ -1,0 +1,62 @@
+"""What a person asks of a rank's own hooks, and what they answer: two files beside the board, and three of its words.
+
+The supervisor writes the request, then its number on the board (`Field.EXAMINE_ASKED`). The hooks' thread takes it with
+its next beat (EXAMINE_TAKEN), does what is asked, writes the answer, and then its number (EXAMINE_GIVEN). Where the GIL
+is held, no beat comes, and nothing is taken.
+
+Both files are JSON: a rank need not have msgspec.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+MAX_REQUEST_BYTES = 16 * 1024
+MAX_ANSWER_BYTES = 64 * 1024
+MAX_SECONDS = 600.0
+"""The longest that a request may have a rank examine itself; …"""
+MIN_TRACED_S = 10.0
+"""… and the shortest for which allocations are traced: two pairs of snapshots, a beat apart, and some steps between."""
+
+
+def request_name(attempt: int, global_rank: int) -> str:
+    """The request's file, inside the run's socket folder."""
+    return f"request-{attempt}-{global_rank}"
+
+
+def answer_name(attempt: int, global_rank: int) -> str:
+    """The answer's, likewise."""
+    return f"answer-{attempt}-{global_rank}"
+
+
+def write_whole(path: str, what: dict[str, Any]) -> None:
+    """Write a request or an answer, in place of the one before: a reader sees the old or the new. Raises OSError."""
+    fd = os.open(f"{path}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with open(fd, "w", encoding="ascii") as file:
+        file.write(json.dumps(what))
+    os.replace(f"{path}.new", path)
+
+
+def read_whole(path: str, number: int, limit: int) -> dict[str, Any]:
+    """Read one. Raises OSError; ValueError where it is of another number, longer than limit (bytes), or none at all."""
+    # What is no plain file is not waited for.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        with open(fd, "rb", closefd=False) as file:
+            data = file.read(limit + 1) or b""
+    finally:
+        os.close(fd)
+    if len(data) > limit:
+        raise ValueError(f"{path} is longer than {limit} bytes")
+    try:
+        what = json.loads(data)
+    except RecursionError:
+        raise ValueError(f"{path} nests without end") from None
+    if not isinstance(what, dict) or what.get("number") != number:
+        raise ValueError(f"{path} is not of request {number}")
+    return what

@@ -1,0 +1,114 @@
+"""What a person wants ranks to find out about themselves (hooks/examine/), on this node and the others: one answer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from guardrun.hooks.wire.examinations import MAX_SECONDS
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.node.rank_collection import RankContext
+from guardrun.supervisor.node.rank_examinations import RankExaminations
+from guardrun.supervisor.node.run_context import EngineContext
+from guardrun.supervisor.wire.control_messages import Answer, Ask
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.fleet.coordinator.coordinator import Coordinator
+
+EXAMINE = "examine"
+"""The verb of an Ask."""
+MAX_RANKS = 64
+"""At once."""
+
+
+class QuestionsNode(RankContext, Protocol):
+    """What is used of the node's supervisor."""
+
+    @property
+    def examinations(self) -> RankExaminations:
+        """Asks the ranks of this node."""
+
+    def send_to(self, peer: bytes, message: Answer) -> None:
+        """Send an answer to one peer; dropped where ZeroMQ does not take it at once."""
+
+
+class QuestionsContext(EngineContext, Protocol):
+    """What is used of the daemon."""
+
+    @property
+    def fleet(self) -> Coordinator | None:
+        """Asks the other nodes; None in a job of one."""
+
+
+class _Mistake(Exception):
+    """What is asked for can't be done; in words for whoever asked."""
+
+
+class RankQuestions:
+    """Runs on the loop's thread."""
+
+    def __init__(self, node: QuestionsNode, context: QuestionsContext) -> None:
+        self._node, self._context = node, context
+
+    def answer(self, peer: bytes, ask: Ask) -> None:
+        """Answer once all ranks have, or can't. Arguments: `ranks`, `what`, `arguments`, `seconds`, `who`."""
+        try:
+            self._ask(peer, ask.arguments)
+        except _Mistake as error:
+            self._node.send_to(peer, Answer(is_ok=False, error=str(error)))
+
+    def _ask(self, peer: bytes, asked: dict[str, Any]) -> None:
+        alive = self._alive()
+        wanted = _numbers(asked.get("ranks"), alive)
+        what, arguments, seconds = asked.get("what"), asked.get("arguments", {}), asked.get("seconds", 0.0)
+        if not isinstance(what, str) or not isinstance(arguments, dict) or not isinstance(seconds, int | float):
+            raise _Mistake("it is not said what is to be examined")
+        if not 0 <= seconds <= MAX_SECONDS:
+            raise _Mistake(f"ranks are examined for {MAX_SECONDS:.0f} seconds at most")
+        state, node = self._context.engine.state, self._node
+        if state.phase is not Phase.RUNNING or state.attempt is None:
+            raise _Mistake(f"no attempt runs: it is {state.phase.value}")
+        who = str(asked.get("who", "somebody"))[:100]
+        node.feed(
+            ev.ExaminationAsked(
+                attempt=state.attempt.number, global_ranks=wanted, what=what[:40], seconds=float(seconds), who=who
+            )
+        )
+        here = [number for number in wanted if number in node.ingest.ranks]
+        parts: list[tuple[dict[int, dict[str, Any]], dict[int, str]]] = []
+
+        def join(answers: dict[int, dict[str, Any]], missing: dict[int, str]) -> None:
+            parts.append((answers, missing))
+            if len(parts) == 2:
+                told = {str(number): one for part, _ in parts for number, one in sorted(part.items())}
+                silent = {str(number): why for _, part in parts for number, why in sorted(part.items())}
+                nodes = {str(number): alive[number].node for number in wanted}
+                node.send_to(peer, Answer(is_ok=True, data={"ranks": told, "missing": silent, "nodes": nodes}))
+
+        if self._context.fleet is None:
+            join({}, {})
+        else:
+            elsewhere = [alive[number] for number in wanted if number not in here]
+            self._context.fleet.examinations.ask(elsewhere, what, arguments, float(seconds), join)
+        node.examinations.ask(here, what, arguments, float(seconds), join)
+
+    def _alive(self) -> dict[int, ev.Rank]:
+        """This node's ranks, and the other nodes'."""
+        fleet = self._context.fleet
+        others = fleet.other_ranks() if fleet is not None else []
+        return {**self._node.ingest.ranks, **{rank.global_rank: rank for rank in others}}
+
+
+def _numbers(wanted: object, alive: dict[int, ev.Rank]) -> list[int]:
+    """Which ranks are meant. Raises _Mistake."""
+    if not isinstance(wanted, list) or not wanted or not all(isinstance(number, int) for number in wanted):
+        raise _Mistake("it is not said which ranks are meant")
+    numbers = sorted(set(wanted))
+    if len(numbers) > MAX_RANKS:
+        raise _Mistake(f"{MAX_RANKS} ranks at once are examined at most, not {len(numbers)}")
+    unknown = [number for number in numbers if number not in alive]
+    if unknown:
+        there = f"there are {rank_list(list(alive))}" if alive else "no rank is alive"
+        raise _Mistake(f"no rank {rank_list(unknown)}: {there}")
+    return numbers

@@ -1,0 +1,219 @@
+"""Has ranks of this node examine themselves, because a person wants to know: requests, and what becomes of them.
+
+hooks/wire/examinations.py has the way to a rank. One that does not take a request within TAKE_S stands, with the GIL
+held, or is stopped: the request is withdrawn, and nothing happens there. One that has taken it ends by itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from guardrun.hooks.wire.board import Field, Milestone
+from guardrun.hooks.wire.examinations import MAX_ANSWER_BYTES, answer_name, read_whole, request_name, write_whole
+from guardrun.supervisor.collect.host.procfs import read_stat
+from guardrun.supervisor.collect.ranks.memory_use import read_room
+from guardrun.supervisor.collect.ranks.source_functions import name_functions
+from guardrun.supervisor.engine.failures.cuda_memory import size
+from guardrun.supervisor.engine.model.events import Rank
+from guardrun.supervisor.node.rank_collection import RankContext
+
+TAKE_S = 10.0
+"""Hooks beat once a second; a busy machine gets them some more."""
+ROOM_BYTES = 192 << 20
+"""What must be left to a rank: tables of allocations, and snapshots of them, take up to that (hooks/examine/)."""
+ANSWER_S = 30.0
+"""Beyond the time that was asked for: a snapshot is taken, and added up."""
+
+Done = Callable[[dict[int, dict[str, Any]], dict[int, str]], object]
+"""What ranks have told, and why others have not."""
+
+
+@dataclass
+class _Request:
+    """What one person has asked."""
+
+    done: Done
+    answers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    missing: dict[int, str] = field(default_factory=dict)
+    pending: set[int] = field(default_factory=set)
+
+
+@dataclass
+class _Asked:
+    """One rank that has been asked."""
+
+    request: _Request
+    rank: Rank
+    what: str
+    attempt: int
+    number: int
+    at_s: float
+    """time.monotonic()."""
+    seconds: float
+    is_written: bool = False
+    is_taken: bool = False
+    is_being_read: bool = False
+
+
+class _NoRoom(Exception):
+    """A rank has too little memory left to be examined."""
+
+
+class RankExaminations:
+    """Runs on the loop's thread; files are written and read by its pool."""
+
+    def __init__(self, node: RankContext) -> None:
+        self._node = node
+        self._asked: dict[int, _Asked] = {}
+        """Per global rank: one at a time."""
+
+    def ask(self, ranks: Sequence[int], what: str, arguments: dict[str, Any], seconds: float, done: Done) -> None:
+        """Have these ranks do what is asked; done is called once all have answered, or can't.
+
+        what, arguments: as hooks/examine/examiner.py has them. seconds: how long it takes there.
+        """
+        request = _Request(done)
+        for number in ranks:
+            why = self._begin(request, number, what, arguments, seconds)
+            if why:
+                request.missing[number] = why
+        self._try_end(request)
+
+    def _begin(self, request: _Request, number: int, what: str, arguments: dict[str, Any], seconds: float) -> str:
+        """Ask one; empty, or why that can't be."""
+        node = self._node
+        rank, board = node.ingest.ranks.get(number), node.sampler.boards.get(number)
+        words = board.read() if board is not None else None
+        if rank is None or board is None or words is None:
+            return "there is no such rank"
+        if (earlier := self._asked.get(number)) is not None:
+            left_s = max(0.0, earlier.at_s + earlier.seconds - time.monotonic())
+            return f"it is busy with an earlier request ({earlier.what}), for {left_s:.0f} s more"
+        if not words[Field.HEART_NS] or words[Field.MILESTONES] & Milestone.ENDED:
+            has_ended = bool(words[Field.MILESTONES] & Milestone.ENDED)
+            return "its script has ended" if has_ended else "its hooks are not there to be asked"
+        last = max(words[Field.EXAMINE_ASKED], words[Field.EXAMINE_TAKEN], words[Field.EXAMINE_GIVEN])
+        attempt = node.ingest.attempt
+        asked = _Asked(request, rank, what, attempt, last + 1, time.monotonic(), seconds)
+        self._asked[number] = asked
+        request.pending.add(number)
+        path = self._path(request_name(attempt, number))
+        content = {"number": asked.number, "what": what, "arguments": arguments}
+
+        def written() -> None:
+            asked.is_written = True
+            board.write(Field.EXAMINE_ASKED, asked.number)
+
+        def write() -> None:
+            room = read_room(rank.pid)
+            if room is not None and room < ROOM_BYTES:
+                raise _NoRoom(
+                    f"only {size(max(0, room))} of memory are left to it, and it takes up to {size(ROOM_BYTES)}"
+                )
+            write_whole(str(path), content)
+
+        self._in_pool(asked, write, lambda _: written(), lambda error: self._end(asked, why=f"it isn't asked: {error}"))
+        return ""
+
+    def sample(self) -> None:
+        """Once a second: who has taken what was asked, who has answered, who won't."""
+        for asked in list(self._asked.values()):
+            if asked.is_written and not asked.is_being_read:
+                self._look(asked, time.monotonic() - asked.at_s)
+
+    def _look(self, asked: _Asked, age_s: float) -> None:
+        node, number = self._node, asked.rank.global_rank
+        board = node.sampler.boards.get(number) if node.ingest.attempt == asked.attempt else None
+        words = board.read() if board is not None else None
+        stat = read_stat(asked.rank.pid)
+        if board is None or words is None:
+            self._end(asked, why="its attempt has ended")
+        elif words[Field.EXAMINE_GIVEN] >= asked.number:
+            self._read(asked)
+        elif stat is None or words[Field.MILESTONES] & Milestone.ENDED:
+            self._end(asked, why="it has ended meanwhile")
+        elif not asked.is_taken and words[Field.EXAMINE_TAKEN] >= asked.number:
+            asked.is_taken = True
+        elif not asked.is_taken and age_s > TAKE_S:
+            board.write(Field.EXAMINE_ASKED, words[Field.EXAMINE_TAKEN])
+            path = self._path(request_name(asked.attempt, number))
+            self._in_pool(asked, lambda: path.unlink(missing_ok=True), lambda _: None, lambda _: None)
+            self._end(asked, why=_why_silent(words, stat.state))
+        elif age_s > asked.seconds + TAKE_S + ANSWER_S:
+            self._end(asked, why=_why_silent(words, stat.state))
+
+    def _read(self, asked: _Asked) -> None:
+        """The answer is there."""
+        asked.is_being_read = True
+        path, cwd = self._path(answer_name(asked.attempt, asked.rank.global_rank)), self._node.run_file.cwd
+
+        def work() -> dict[str, Any]:
+            answer = read_whole(str(path), asked.number, MAX_ANSWER_BYTES)
+            if isinstance(told := answer.get("told"), dict):
+                name_functions(told, cwd)
+            return answer
+
+        def received(answer: Any) -> None:
+            told = answer.get("told")
+            if isinstance(told, dict):
+                self._end(asked, told=told)
+            else:
+                self._end(asked, why=str(answer.get("error", "its answer is none"))[:500])
+
+        self._in_pool(asked, work, received, lambda error: self._end(asked, why=f"its answer can't be read: {error}"))
+
+    def _end(self, asked: _Asked, *, told: dict[str, Any] | None = None, why: str = "") -> None:
+        number = asked.rank.global_rank
+        if self._asked.get(number) is not asked:
+            return
+        del self._asked[number]
+        request = asked.request
+        request.pending.discard(number)
+        if told is not None:
+            request.answers[number] = told
+        else:
+            request.missing[number] = why
+        self._try_end(request)
+
+    def _try_end(self, request: _Request) -> None:
+        if not request.pending:
+            request.done(request.answers, request.missing)
+
+    def _path(self, name: str) -> Path:
+        return self._node.sockets / name
+
+    def _in_pool(
+        self,
+        asked: _Asked,
+        work: Callable[[], object],
+        then: Callable[[Any], object],
+        instead: Callable[[Exception], object],
+    ) -> None:
+        """Have a worker do it, and the loop what follows."""
+
+        def job() -> None:
+            try:
+                result = work()
+            except Exception as error:
+                failed = error
+                self._node.post(lambda: instead(failed))
+                return
+            self._node.post(lambda: then(result))
+
+        with suppress(RuntimeError):  # closing
+            self._node.pool.submit(job)
+
+
+def _why_silent(words: list[int], state: str) -> str:
+    """Why a rank does not answer, as far as can be seen from here."""
+    if state in "Tt":
+        return "it is stopped (by a signal, or a debugger)"
+    silent_s = (time.monotonic_ns() - words[Field.HEART_NS]) / 1e9
+    if words[Field.HEART_NS] and silent_s > TAKE_S / 2:
+        return f"its hooks have not run for {silent_s:.0f} s: the GIL is held, or it gets no CPU"
+    return "its hooks did not answer in time"

@@ -1,0 +1,113 @@
+"""What a person asks ranks: who is asked, what is refused, and one answer of all nodes."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from guardrun.supervisor.daemon.rank_questions import QuestionsContext, QuestionsNode, RankQuestions
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.wire.control_messages import Answer, Ask
+
+GOOD = {"ranks": [1], "what": "allocations", "arguments": {"seconds": 20}, "seconds": 20, "who": "ada"}
+
+
+class Side:
+    """Asks ranks; a test answers for them."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[list[int], str, dict[str, Any], float]] = []
+        self.done: Any = None
+
+    def ask(self, ranks: Any, what: str, arguments: dict[str, Any], seconds: float, done: Any) -> None:
+        numbers = [rank if isinstance(rank, int) else rank.global_rank for rank in ranks]
+        self.asked.append((numbers, what, arguments, seconds))
+        self.done = done
+        if not numbers:
+            done({}, {})
+
+
+class Supervisor:
+    """Has ranks 0 and 1; with a fleet, 2 and 3 live on node-b."""
+
+    def __init__(self, has_fleet: bool = False) -> None:
+        def rank(number: int, node: str) -> ev.Rank:
+            return ev.Rank(global_rank=number, local_rank=number % 2, pid=number, node=node)
+
+        self.here, self.there = Side(), Side()
+        self.fed: list[ev.Event] = []
+        self.sent: list[Answer] = []
+        self.state = SimpleNamespace(phase=Phase.RUNNING, attempt=SimpleNamespace(number=2))
+        others = [rank(2, "node-b"), rank(3, "node-b")]
+        node = SimpleNamespace(
+            ingest=SimpleNamespace(ranks={0: rank(0, "node-a"), 1: rank(1, "node-a")}),
+            examinations=self.here,
+            feed=self.fed.append,
+            send_to=lambda peer, answer: self.sent.append(answer),
+        )
+        fleet = SimpleNamespace(examinations=self.there, other_ranks=lambda: others) if has_fleet else None
+        context = SimpleNamespace(fleet=fleet, engine=SimpleNamespace(state=self.state))
+        self.questions = RankQuestions(cast(QuestionsNode, node), cast(QuestionsContext, context))
+
+    def ask(self, **changes: object) -> None:
+        self.questions.answer(b"peer", Ask(verb="examine", arguments={**GOOD, **changes}))
+
+    def refusal(self, **changes: object) -> str:
+        self.ask(**changes)
+        answer = self.sent.pop()
+        assert not answer.is_ok and self.fed == [] and self.here.asked == []
+        return answer.error
+
+
+def test_a_rank_of_this_node() -> None:
+    run = Supervisor()
+    run.ask()
+    assert run.here.asked == [([1], "allocations", {"seconds": 20}, 20.0)]
+    assert run.fed == [ev.ExaminationAsked(attempt=2, global_ranks=[1], what="allocations", seconds=20.0, who="ada")]
+    assert run.sent == []
+    run.here.done({1: {"sites": []}}, {})
+    (answer,) = run.sent
+    assert answer == Answer(is_ok=True, data={"ranks": {"1": {"sites": []}}, "missing": {}, "nodes": {"1": "node-a"}})
+
+
+def test_ranks_of_several_nodes_are_answered_for_together() -> None:
+    run = Supervisor(has_fleet=True)
+    run.ask(ranks=[3, 0, 3])
+    assert (run.here.asked[0][0], run.there.asked[0][0]) == ([0], [3])
+    run.there.done({3: {"a": 1}}, {})
+    assert run.sent == []
+    run.here.done({}, {0: "it is stopped"})
+    (answer,) = run.sent
+    assert answer.data == {
+        "ranks": {"3": {"a": 1}},
+        "missing": {"0": "it is stopped"},
+        "nodes": {"0": "node-a", "3": "node-b"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"ranks": [1, 7, 8]}, "no rank 7-8: there are 0-1"),
+        ({"ranks": []}, "not said which ranks"),
+        ({"ranks": "1"}, "not said which ranks"),
+        ({"ranks": ["1"]}, "not said which ranks"),
+        ({"ranks": list(range(65))}, "64 ranks at once"),
+        ({"what": None}, "not said what"),
+        ({"arguments": [1]}, "not said what"),
+        ({"seconds": "60"}, "not said what"),
+        ({"seconds": 601}, "for 600 seconds at most"),
+        ({"seconds": float("nan")}, "for 600 seconds at most"),
+    ],
+)
+def test_what_is_refused(changes: dict[str, object], error: str) -> None:
+    assert error in Supervisor().refusal(**changes)
+
+
+def test_between_attempts_nobody_is_asked() -> None:
+    run = Supervisor()
+    run.state.phase = Phase.STOPPING
+    assert "no attempt runs: it is stopping" in run.refusal()

@@ -1,0 +1,305 @@
+"""Ranks that are asked to examine themselves: who answers, who can't, and that nobody is kept waiting for ever."""
+
+from __future__ import annotations
+
+import os
+import queue
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from guardrun.hooks.examine.examiner import Examiner
+from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.wire.board import MAGIC, Board, Field, Milestone, board_name, create_board
+from guardrun.hooks.wire.examinations import MAX_ANSWER_BYTES, answer_name, request_name, write_whole
+from guardrun.supervisor.collect.host.procfs import read_stat
+from guardrun.supervisor.collect.ranks.boards import open_boards
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.node import rank_examinations as module
+from guardrun.supervisor.node.rank_collection import RankContext
+from guardrun.supervisor.node.rank_examinations import RankExaminations
+from tests.hooks.bed import Bed, finish
+from tests.support.waiting import wait_until
+
+ANSWER = {"sites": [{"file": __file__, "line": 1}]}
+
+
+class Node:
+    """A node with two ranks of attempt 3, whose boards are real; both live in a process that does nothing."""
+
+    def __init__(self, folder: Path, pid: int) -> None:
+        self.sockets = folder
+        self.calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self.pool = ThreadPoolExecutor(2)
+        self.run_file = SimpleNamespace(cwd=str(folder))
+        ranks = {n: ev.Rank(global_rank=n, local_rank=n, pid=pid, node="node-a") for n in (4, 5)}
+        self.ingest = SimpleNamespace(ranks=ranks, attempt=3)
+        for number in ranks:
+            create_board(str(folder / board_name(3, number)))
+        self.sampler = SimpleNamespace(boards=open_boards(folder, 3, ranks))
+        self.boards = {number: Board(str(folder / board_name(3, number))) for number in ranks}
+        for board in self.boards.values():
+            board.words[Field.MAGIC] = MAGIC
+            board.words[Field.HEART_NS] = 1
+        self.examinations = RankExaminations(cast(RankContext, self))
+        self.told: list[tuple[dict[int, Any], dict[int, str]]] = []
+
+    def close(self) -> None:
+        self.pool.shutdown()
+        for one in (*self.boards.values(), *self.sampler.boards.values()):
+            one.close()
+
+    def post(self, call: Callable[[], object]) -> None:
+        self.calls.put(call)
+
+    def turn(self) -> None:
+        """A turn of the loop, with a sample."""
+        while not self.calls.empty():
+            self.calls.get()()
+        self.examinations.sample()
+
+    def ask(self, *ranks: int, seconds: float = 60.0) -> None:
+        self.examinations.ask(
+            ranks, "allocations", {"seconds": seconds}, seconds, lambda *told: self.told.append(cast(Any, told))
+        )
+
+    def wait(self, until: Callable[[], object], what: str) -> None:
+        wait_until(lambda: (self.turn(), until())[1], 20, what)
+
+    def asked(self, number: int) -> int:
+        """The number of the request, once it is on the board."""
+        self.wait(lambda: self.boards[number][Field.EXAMINE_ASKED], "a request")
+        return self.boards[number][Field.EXAMINE_ASKED]
+
+    def take(self, number: int, request: int) -> None:
+        self.boards[number].words[Field.EXAMINE_TAKEN] = request
+
+    def give(self, number: int, request: int, what: dict[str, Any] | None = None) -> None:
+        """As the hooks would."""
+        write_whole(str(self.sockets / answer_name(3, number)), {"number": request, "told": ANSWER, **(what or {})})
+        self.boards[number].words[Field.EXAMINE_GIVEN] = request
+
+    def wait_for_end(self) -> tuple[dict[int, Any], dict[int, str]]:
+        self.wait(lambda: self.told, "an end")
+        return self.told.pop()
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"]) as process:
+        yield process
+        process.kill()
+
+
+@pytest.fixture
+def node(tmp_path: Path, process: subprocess.Popen[bytes]) -> Iterator[Node]:
+    node = Node(tmp_path, process.pid)
+    yield node
+    node.close()
+
+
+def test_both_are_asked_and_answer_together(node: Node) -> None:
+    node.ask(4, 5)
+    for number in (4, 5):
+        assert node.asked(number) == 1
+        node.take(number, 1)
+    node.give(4, 1)
+    node.turn()
+    node.turn()
+    assert node.told == []
+    node.give(5, 1)
+    answers, missing = node.wait_for_end()
+    assert missing == {} and sorted(answers) == [4, 5]
+    assert answers[4]["sites"] == [{"file": __file__, "line": 1, "function": ""}]
+
+
+def test_real_hooks_on_the_other_side(node: Node, rank: Rank) -> None:
+    """Two requests, one after the other; the first is none that these hooks can meet."""
+    examiner = Examiner(rank)
+    for number, error in ((1, "0.5"), (2, "0.25")):
+        node.ask(4, seconds=float(error))
+        node.wait(lambda n=number: node.boards[4][Field.EXAMINE_ASKED] == n, "a request")  # type: ignore[misc]
+        examiner.on_beat(1)
+        answers, missing = node.wait_for_end()
+        assert answers == {} and missing == {4: f"from 10 to 600 seconds can be traced, not {error}"}
+
+
+@pytest.fixture
+def rank(node: Node, monkeypatch: pytest.MonkeyPatch) -> Rank:
+    monkeypatch.setenv("RANK", "4")
+    rank = Rank({"sockets": str(node.sockets)}, 3)
+    rank.words = node.boards[4].words
+    return rank
+
+
+def test_a_rank_that_does_not_take_it_is_asked_no_more(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The GIL is held there: when it is free again, nothing begins."""
+    monkeypatch.setattr(module, "TAKE_S", 0.3)
+    node.ask(4)
+    assert node.asked(4) == 1
+    answers, missing = node.wait_for_end()
+    assert answers == {} and "its hooks have not run for" in missing[4] and "the GIL is held" in missing[4]
+    assert node.boards[4][Field.EXAMINE_ASKED] == node.boards[4][Field.EXAMINE_TAKEN] == 0
+    path = node.sockets / request_name(3, 4)
+    wait_until(lambda: not path.exists(), 20, "the request withdrawn")
+    monkeypatch.undo()
+    node.take(4, 1)  # it had just read it
+    node.ask(4)
+    node.wait(lambda: node.boards[4][Field.EXAMINE_ASKED] == 2, "another number")
+
+
+HOLDER = """
+import _tracemalloc, ctypes, time
+from guardrun.hooks import step
+from guardrun.hooks.rank.rank import active
+from guardrun.hooks.wire.board import Field
+step(3)
+ctypes.PyDLL(None).sleep(200)
+heart = active.words[Field.HEART_NS]
+while active.words[Field.HEART_NS] == heart: time.sleep(0.01)
+time.sleep(1.2)
+print(_tracemalloc.is_tracing(), active.words[Field.EXAMINE_TAKEN], active.examination)
+"""
+
+
+def test_a_real_rank_that_holds_its_gil_is_left_alone_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked of it does not begin once the GIL is free, two beats later neither."""
+    monkeypatch.setattr(module, "TAKE_S", 2.5)
+    with Bed() as bed:
+        process = bed.start(["-c", HOLDER])
+        signum = bed.wait_until(Field.DUMP_SIGNAL)
+        bed.wait_until(Field.STEP, lambda step: step == 3)
+        wait_until(lambda: _sleeps(process.pid), 20, "the sleep in C")
+        node = Node(tmp_path, process.pid)
+        try:
+            node.sockets, node.ingest.attempt = bed.sockets, 0
+            node.sampler.boards[4] = open_boards(bed.sockets, 0, [0])[0]
+            node.ask(4)
+            answers, missing = node.wait_for_end()
+            assert answers == {} and "the GIL is held" in missing[4]
+            os.kill(process.pid, signum)  # which ends the C library's sleep
+            done = finish(process)
+        finally:
+            node.close()
+        assert (done.returncode, done.stdout, done.stderr) == (0, "False 0 None\n", "")
+
+
+def _sleeps(pid: int) -> bool:
+    """Whether its main thread does, by the C library: (clock_)nanosleep."""
+    return Path(f"/proc/{pid}/syscall").read_text().split()[0] in ("35", "230", "115", "101")
+
+
+def test_a_stopped_rank_is_said_to_be(
+    node: Node, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TAKE_S", 0.3)
+    os.kill(process.pid, signal.SIGSTOP)
+    wait_until(lambda: (stat := read_stat(process.pid)) is not None and stat.state == "T", 20, "the stop")
+    node.ask(4)
+    assert "it is stopped" in node.wait_for_end()[1][4]
+
+
+def test_one_that_took_it_and_never_answers(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ANSWER_S", 0.0)
+    monkeypatch.setattr(module, "TAKE_S", 0.3)
+    node.ask(4, seconds=0.0)
+    node.asked(4)
+    node.take(4, 1)
+    assert "its hooks" in node.wait_for_end()[1][4]
+
+
+def test_only_one_request_at_a_time(node: Node) -> None:
+    node.ask(4)
+    node.ask(4, 5)
+    assert node.asked(5) == 1
+    node.take(5, 1)
+    node.give(5, 1)
+    answers, missing = node.wait_for_end()
+    assert list(answers) == [5]
+    assert missing[4].startswith("it is busy with an earlier request (allocations), for ")
+
+
+def test_what_ends_while_it_is_asked(node: Node, process: subprocess.Popen[bytes]) -> None:
+    node.ask(4, 5)
+    for number in (4, 5):
+        node.asked(number)
+    node.boards[5].words[Field.MILESTONES] |= Milestone.ENDED
+    node.turn()
+    process.kill()
+    process.wait()
+    assert node.wait_for_end() == ({}, {4: "it has ended meanwhile", 5: "it has ended meanwhile"})
+
+
+def test_an_attempt_that_ends(node: Node) -> None:
+    node.ask(4)
+    node.asked(4)
+    node.ingest.attempt = 4
+    assert node.wait_for_end() == ({}, {4: "its attempt has ended"})
+
+
+def test_a_rank_that_has_little_memory_left_is_not_asked(node: Node, process: subprocess.Popen[bytes]) -> None:
+    """What the tables take could be what it has not."""
+    before = resource.prlimit(process.pid, resource.RLIMIT_DATA)
+    status = Path(f"/proc/{process.pid}/status").read_text()
+    data = next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmData"))
+    resource.prlimit(process.pid, resource.RLIMIT_DATA, (data + (100 << 20), before[1]))
+    node.ask(4)
+    answers, missing = node.wait_for_end()
+    said = r"it isn't asked: only (9\d|100)[.\d]* MB of memory are left to it, and it takes up to 192 MB"
+    assert answers == {} and re.fullmatch(said, missing[4])
+    assert node.boards[4][Field.EXAMINE_ASKED] == 0 and not (node.sockets / request_name(3, 4)).exists()
+    resource.prlimit(process.pid, resource.RLIMIT_DATA, (data + (400 << 20), before[1]))
+    node.ask(4)
+    node.asked(4)
+
+
+def test_who_cannot_be_asked(node: Node) -> None:
+    node.boards[4].words[Field.HEART_NS] = 0
+    node.boards[5].words[Field.MILESTONES] = Milestone.ENDED
+    node.ask(3, 4, 5)
+    assert node.told.pop() == (
+        {},
+        {3: "there is no such rank", 4: "its hooks are not there to be asked", 5: "its script has ended"},
+    )
+    node.ask()
+    assert node.told == [({}, {})]
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b'{"number": 7, "told": {}}', "is not of request 1"),
+        (b"[" * 20_000, "answer can't be read"),
+        (b"{" + b" " * MAX_ANSWER_BYTES + b"}", "is longer than"),
+        (b'{"number": 1}', "its answer is none"),
+        (b'{"number": 1, "told": [1]}', "its answer is none"),
+        (b'{"number": 1, "error": "no memory"}', "no memory"),
+        (b"\xff", "answer can't be read"),
+    ],
+)
+def test_an_answer_that_is_none_is_not_believed(node: Node, content: bytes, why: str) -> None:
+    node.ask(4)
+    node.asked(4)
+    (node.sockets / answer_name(3, 4)).write_bytes(content)
+    node.boards[4].words[Field.EXAMINE_GIVEN] = 1
+    answers, missing = node.wait_for_end()
+    assert answers == {} and why in missing[4]
+
+
+def test_sites_that_are_none_are_passed_on_as_they_are(node: Node) -> None:
+    """Whoever prints them says that they are not understood."""
+    node.ask(4)
+    node.asked(4)
+    odd: list[Any] = [3, {"file": 3}, {"file": "/dev/zero", "line": 1}, {"file": "x\0y", "line": 1}, {"file": "a"}]
+    node.give(4, 1, {"told": {"sites": odd}})
+    answers, missing = node.wait_for_end()
+    assert missing == {} and answers[4]["sites"][2] == {"file": "/dev/zero", "line": 1, "function": ""}
