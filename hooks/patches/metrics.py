@@ -13,9 +13,10 @@ read once an event says that they are there (hooks/patches/device_values.py): a 
 its own number. One step in so many is left out where copies would cost more than a share of it.
 
 So it is on the host, where steps are short. Reading a loss and writing it down takes 5 µs where nothing else runs, and
-50 in the middle of training, which has taken the caches: of steps of 5 ms that is a per cent. So there is one value in
-READ_NS: of steps that are shorter, one in two, four, … is read, once there were ALL_READ. Which, follows from the
-board's count of pulses, so that ranks read the same ones. Where several optimizers step all are read.
+50 in the middle of training, which has taken the caches: of steps of 5 ms that is a per cent. So of steps shorter than
+SHORT_NS, once there were ALL_READ, one in two, four, … is read, so that one is in READ_NS. Which, follows from the
+board's count of pulses, so that ranks read the same ones. Where several optimizers step all are read. What was read of
+short steps is written down KEPT at a time, and at once where it is not finite.
 
 Only the training thread calls what is here; nothing raises, and what fails three times is turned off.
 """
@@ -58,10 +59,12 @@ MAX_VALUES = 1000
 """Of a step. More are none of one step: its end is not seen."""
 ALL_READ = 100
 """Steps, at the start."""
-READ_NS = 40_000_000
+SHORT_NS, READ_NS = 10_000_000, 20_000_000
+VALUES = 4
+"""Of a step: those that have more (micro batches) are short sooner."""
 MAX_EVERY = 16
-KEPT = 8
-"""Steps that are written down together, where steps are short: each time takes the caches anew."""
+KEPT, KEPT_NS = 16, 500_000_000
+"""Steps that are written down together, and how long the first of them may wait."""
 MAX_WAITING = 64
 """Steps whose values are on their way from a device; those after them are not read."""
 
@@ -123,8 +126,10 @@ class Metrics:
         """Steps are read at whose end the board's count of pulses has none of these bits."""
         self.is_due = False
         """Whatever the mask says, the step under way is written down."""
-        self._kept: list[tuple[int, int, float]] = []
-        """Steps with their batches and losses, to be written down."""
+        self._kept: list[StepValues] = []
+        """Steps that are to be written down."""
+        self._keeps = 1
+        """So many of them."""
         self._last_read = (0, 0)
         """That count, and the time, at the end of the last step that was read."""
         self._is_spaced = True
@@ -159,8 +164,8 @@ class Metrics:
             tensor = unscaled[1]
         values = self._values
         try:
-            if type(tensor) is self._tensor and tensor.is_cpu:  # most are; anything else is looked at more closely
-                value = tensor.item()
+            if type(tensor) is self._tensor and tensor.is_cpu and not tensor.ndim:  # else it is looked at more closely
+                value = tensor.tolist()  # item()'s number, for half the cost
                 if type(value) is float and len(values.losses) < MAX_VALUES:
                     values.losses.append(value)
                     return
@@ -208,10 +213,10 @@ class Metrics:
             if overflow is not None:
                 self._add(self._values, self._values.overflow, overflow)
             if self._ends_step(optimizer):
-                count = len(self._values.losses) + len(self._values.norms)
+                read = [*self._kept, self._values]
                 self._close(self._rank.words[_STEP] + self._rank.counts_itself)
                 if self._rank.pace.pulses > ALL_READ and self._is_spaced:
-                    self._space(count)
+                    self._space(read)
         except Exception as error:
             self._fail(error)
 
@@ -229,31 +234,30 @@ class Metrics:
     def on_plain(self, optimizer: Any, step: int) -> bool:
         """Keep what was read of a step, where steps are short: several are written down together.
 
-        False where it is not only a loss on the host: on_optimizer has to hear of it.
+        False where it is not only losses and norms on the host: on_optimizer has to hear of it.
         """
-        values = self._values
-        if len(values.losses) != 1 or values.norms or values.guarded or self._unscaled is not None or not self.mask:
+        if self._keeps < 2 or self._unscaled is not None:
             return False
-        loss = values.losses[0]
-        if type(loss) is not float:
+        values, total = self._values, 0.0
+        for each in values.losses + values.norms:
+            if type(each) is not float:
+                return False
+            total += each
+        if not values.losses or values.guarded or values.overflow:
             return False
-        values.losses.clear()
-        self._kept.append((step, self._rank.words[_BATCHES], loss))
-        if len(self._kept) >= KEPT or loss - loss != 0.0:
-            self._has_optimizer = True
+        values.step, values.batch = step, self._rank.words[_BATCHES]
+        self._kept.append(values)
+        self._values = StepValues()
+        if len(self._kept) >= self._keeps or total - total != 0.0:
             self._see_rate(optimizer)
-            count = len(self._kept)
-            self._flush()
-            self._space(count)
+            self._space(self._kept)
+            self.flush()
         return True
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Write down what is kept."""
         kept, self._kept = self._kept, []
-        for step, batch, loss in kept:
-            values = StepValues()
-            values.step, values.batch = step, batch
-            values.losses.append(loss)
+        for values in kept:
             try:
                 self._write(values)
             except Exception as error:
@@ -273,23 +277,25 @@ class Metrics:
         self._is_spaced = False
         self.read_all_now()
 
-    def _space(self, count: int) -> None:
-        """Choose which steps are read from now on. count: values of the one that has just been read."""
+    def _space(self, read: list[StepValues]) -> None:
+        """Choose which steps are read from now on. read: those since the last time."""
+        reads, count = len(read), sum(len(one.losses) + len(one.norms) for one in read)
         now_ns, pulses = monotonic_ns(), self._rank.pace.pulses
         (pulses_then, then_ns), self._last_read = self._last_read, (pulses, now_ns)
-        every = self.mask + 1
+        every, keeps = self.mask + 1, 1.0
         if self._devices.is_used or self._said or self._rank.counts_itself:
             every = 1
         elif pulses_then:
-            reads = max(1, (pulses - pulses_then) // every)
             took_ns = (now_ns - then_ns) / max(1, pulses - pulses_then)
             self._unread += max(0, pulses - pulses_then - reads)
-            wanted = max(1, count // reads) * READ_NS / max(1.0, took_ns)
+            dear = max(1.0, count / reads / VALUES)
+            wanted = dear * READ_NS / max(1.0, took_ns) if took_ns < dear * SHORT_NS else 1.0
             while every < wanted and every < MAX_EVERY:
                 every *= 2
             while every > 4 * wanted:  # not at once: whoever reads twice as often reads the same ones
                 every //= 2
-        self.mask = max(1, every) - 1
+            keeps = KEPT_NS / max(1.0, took_ns * every)
+        self.mask, self._keeps = max(1, every) - 1, int(min(keeps, KEPT))
 
     def on_said_step(self) -> None:
         """The script has said that a step is done, and it is counted: its end where no optimizer of torch's steps."""
@@ -309,7 +315,7 @@ class Metrics:
 
     def _close(self, step: int) -> None:
         if self._kept:
-            self._flush()
+            self.flush()
         self._rank.pace.began = -1
         self.is_due = False
         self.clipped.clear()
@@ -385,7 +391,7 @@ class Metrics:
 
     def close(self) -> None:
         """Unmap the page: nothing may be called any more."""
-        self._flush()
+        self.flush()
         if self._page is not None:
             self._page.close()
 

@@ -163,6 +163,9 @@ class MetricsObserver(Protocol):
     def on_plain(self, optimizer: Any, step: int) -> bool:
         """An optimizer has stepped, of this step, which is read; False: on_optimizer has to hear of it."""
 
+    def flush(self) -> None:
+        """Write down what was read so far."""
+
     def read_all(self) -> None:
         """There are several optimizers: from now on all steps are read."""
 

@@ -80,6 +80,8 @@ class EndWatch:
                 self._report(error, error.__traceback__)
         if self._words is not None and not self._is_reported:
             self._leave_words(*self._words)
+        if rank.metrics is not None and rank.is_owner():
+            rank.metrics.flush()
         rank.is_ended = True
         if rank.gc_policy is not None:
             rank.gc_policy.give_back()

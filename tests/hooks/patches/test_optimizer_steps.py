@@ -24,18 +24,20 @@ from guardrun.hooks.wire.metrics_page import Flag
 from tests.hooks.metric_records import read_page
 
 MS = 1_000_000
+SHORT_NS = 2_600_000
+"""One in eight is read."""
 SPENT = (Field.SPENT_STEPS, Field.SPENT_NS, Field.SPENT_WAITED_NS, Field.SPENT_DATA_NS, Field.SPENT_GC_NS)
 
 
 class Number:
     """A loss on the host."""
 
-    is_cpu = True
+    is_cpu, ndim = True, 0
 
     def __init__(self, value: float) -> None:
         self.value = value
 
-    def item(self) -> float:
+    def tolist(self) -> float:
         return self.value
 
     def backward(self, gradient: object = None) -> None:
@@ -93,7 +95,7 @@ def training(rank: Rank, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     one.metrics.close()
 
 
-@pytest.mark.parametrize(("took_ms", "every"), [(100, 1), (41, 1), (25, 2), (5, 8), (1, 16), (0.01, 16)])
+@pytest.mark.parametrize(("took_ms", "every"), [(100, 1), (11, 1), (9.9, 4), (5, 4), (2.6, 8), (1, 16), (0.01, 16)])
 def test_of_short_steps_one_in_so_many_is_read(training: Training, took_ms: float, every: int) -> None:
     count = 1000
     for _ in range(count):
@@ -116,15 +118,15 @@ def test_of_short_steps_one_in_so_many_is_read(training: Training, took_ms: floa
 
 def test_what_is_not_finite_is_on_the_page_at_once(training: Training) -> None:
     while not training.metrics.mask or len(training.losses) % 8 != 7:
-        training.step(5 * MS)
+        training.step(SHORT_NS)
     training.metrics.mask = 7
     kept = len(training.read())
     for _ in range(2 * 8):
-        training.step(5 * MS)
+        training.step(SHORT_NS)
     assert len(training.read()) == kept, "steps are written down together"
     bad = len(training.losses) + 1
     for _ in range(8):
-        training.step(5 * MS, math.nan)
+        training.step(SHORT_NS, math.nan)
     read = training.read()
     assert read[-1][0] == bad and math.isnan(read[-1][1])
     assert read[-2] == (bad - 8, bad - 8)
@@ -134,27 +136,30 @@ def test_what_is_not_finite_is_on_the_page_at_once(training: Training) -> None:
 def test_what_else_there_is_of_a_step_is_written_down_with_it(training: Training) -> None:
     """A step of two losses, and one that a guard leaves out, whether it is one that is read or not."""
     while training.metrics.mask != 7 or len(training.losses) % 8 != 7:
-        training.step(5 * MS)
+        training.step(SHORT_NS)
     training.torch.Tensor(0.5).backward()
-    training.step(5 * MS)
+    training.step(SHORT_NS)
+    training.metrics.flush()
     assert training.read()[-1] == (len(training.losses), len(training.losses) + 0.5)
     training.rank.guard = training.metrics
-    training.step(5 * MS)
+    training.step(SHORT_NS)
     training.rank.pace.quiet_until = 0
     training.metrics.on_guarded(is_own=True, is_far=False)
-    training.step(5 * MS)
+    training.step(SHORT_NS)
     last = read_page(training.folder)[0][-1]
     assert last.step == len(training.losses) and last.flags & Flag.LEFT_OUT
 
 
 def test_with_another_optimizer_all_steps_are_read(training: Training) -> None:
     while training.metrics.mask != 7:
-        training.step(5 * MS)
+        training.step(SHORT_NS)
     other = Optimizer()
-    training.step(5 * MS, 1e3, other)  # counts among the other steps: a step of both is over when the first steps again
+    training.step(
+        SHORT_NS, 1e3, other
+    )  # counts among the other steps: a step of both is over when the first steps again
     for number in range(100):
-        training.step(5 * MS, 2.0, training.optimizer)
-        training.step(5 * MS, 3.0, other if number % 2 else training.optimizer)
+        training.step(SHORT_NS, 2.0, training.optimizer)
+        training.step(SHORT_NS, 3.0, other if number % 2 else training.optimizer)
     training.metrics.close()
     late = [loss for step, loss in training.read() if step > ALL_READ and loss in (2.0, 3.0, 5.0)]
     assert sum(late) == 100 * 5.0 - 3.0, "all but that of the last step, which the first optimizer has not ended"
@@ -162,10 +167,10 @@ def test_with_another_optimizer_all_steps_are_read(training: Training) -> None:
 
 def test_where_the_script_says_its_loss_every_one_is_told(training: Training) -> None:
     while training.metrics.mask != 7:
-        training.step(5 * MS)
+        training.step(SHORT_NS)
     said = []
     for number in range(50):
-        training.step(5 * MS)
+        training.step(SHORT_NS)
         training.metrics.note_said(1000.0 + number, None)
         said.append(1000.0 + number)
     training.metrics.close()
@@ -176,10 +181,10 @@ def test_where_the_script_says_its_loss_every_one_is_told(training: Training) ->
 
 def test_the_scripts_own_count_stands(training: Training) -> None:
     while training.metrics.mask != 7:
-        training.step(5 * MS)
+        training.step(SHORT_NS)
     training.rank.count_step(7, training.now_ns)
     for _ in range(20):
-        training.step(5 * MS)
+        training.step(SHORT_NS)
     assert training.rank.words[Field.STEP] == 7
 
 
