@@ -29,12 +29,17 @@ def look_in_child(fd: int) -> None:
 
 
 def threads() -> list[dict[str, str]]:
-    """The worker server's; one that is still being made has the C library's own mask for that, not its own."""
-    found = find_threads()
-    while any(int(each["SigBlk"], 16) == ALL_BLOCKED for each in found):
-        time.sleep(0.01)
+    """The worker server's: it makes its pool once it runs itself.
+
+    One that is still being made has the C library's own mask for that, not its own.
+    """
+    count, end_s = max(8, (os.cpu_count() or 1) - 1) + 1, time.monotonic() + 30
+    while True:
         found = find_threads()
-    return found
+        are_made = len(found) >= count and all(int(each["SigBlk"], 16) != ALL_BLOCKED for each in found)
+        if are_made or time.monotonic() > end_s:
+            return found
+        time.sleep(0.01)
 
 
 def find_threads() -> list[dict[str, str]]:
