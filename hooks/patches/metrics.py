@@ -15,8 +15,8 @@ its own number. One step in so many is left out where copies would cost more tha
 So it is on the host, where steps are short. Reading a loss and writing it down takes 5 µs where nothing else runs, and
 50 in the middle of training, which has taken the caches: of steps of 5 ms that is a per cent. So of steps shorter than
 SHORT_NS, once there were ALL_READ, one in two, four, … is read, so that one is in READ_NS. Which, follows from the
-board's count of pulses, so that ranks read the same ones. Where several optimizers step all are read. What was read of
-short steps is written down KEPT at a time, and at once where it is not finite.
+board's count of pulses, so that ranks read the same ones. With several optimizers, or a GradScaler, all are read. What
+was read of short steps is written down KEPT at a time, and at once where it is not finite.
 
 Only the training thread calls what is here; nothing raises, and what fails three times is turned off.
 """
@@ -133,7 +133,7 @@ class Metrics:
         self._last_read = (0, 0)
         """That count, and the time, at the end of the last step that was read."""
         self._is_spaced = True
-        """Steps may be left out: one optimizer ends each of them."""
+        """Steps need not all be read: one optimizer ends each of them, and no GradScaler leaves any out."""
         self._learning_rate = nan
         self._skipped = self._unread = 0
         self._failures = 0
@@ -169,14 +169,18 @@ class Metrics:
                 if type(value) is float and len(values.losses) < MAX_VALUES:
                     values.losses.append(value)
                     return
-        except RuntimeError:  # of more than one number
+        except Exception:  # a mode of the script's may do anything; then it is looked at more closely, too
             pass
         self._add(values, values.losses, tensor)
 
     def see_scaled(self, before: Any, after: Any) -> None:
-        """A GradScaler has multiplied a loss."""
+        """A GradScaler has multiplied a loss: steps may be left out, which are all told."""
+        if before is after:  # it is turned off
+            return
+        if self._is_spaced:
+            self.read_all()
         try:
-            if before is not after and hasattr(before, "detach") and hasattr(after, "detach"):
+            if hasattr(before, "detach") and hasattr(after, "detach"):
                 self._unscaled = id(after), before.detach()  # which keeps no graph alive
         except Exception as error:
             self._fail(error)
@@ -243,7 +247,7 @@ class Metrics:
             if type(each) is not float:
                 return False
             total += each
-        if not values.losses or values.guarded or values.overflow:
+        if not values.losses or values.guarded or values.overflow or values.is_short:
             return False
         values.step, values.batch = step, self._rank.words[_BATCHES]
         self._kept.append(values)
@@ -271,9 +275,10 @@ class Metrics:
     def read_all_now(self) -> None:
         """Steps are read from the one under way on, until it is known how short they are."""
         self.mask = self._rank.pace.quiet_until = 0
+        self._keeps = 1
 
     def read_all(self) -> None:
-        """There are several optimizers: from now on no step is left out."""
+        """There are several optimizers, or a GradScaler: from now on every step is read, and written down at once."""
         self._is_spaced = False
         self.read_all_now()
 

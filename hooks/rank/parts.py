@@ -167,7 +167,7 @@ class MetricsObserver(Protocol):
         """Write down what was read so far."""
 
     def read_all(self) -> None:
-        """There are several optimizers: from now on all steps are read."""
+        """There are several optimizers, or a GradScaler: from now on all steps are read."""
 
     def on_left_out(self, optimizer: Any) -> None:
         """A GradScaler has left out an optimizer's step."""

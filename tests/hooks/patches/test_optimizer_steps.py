@@ -40,6 +40,18 @@ class Number:
     def tolist(self) -> float:
         return self.value
 
+    def detach(self) -> Number:
+        return self
+
+    def numel(self) -> int:
+        return 1
+
+    def is_complex(self) -> bool:
+        return False
+
+    def item(self) -> float:
+        return self.tolist()
+
     def backward(self, gradient: object = None) -> None:
         pass
 
@@ -49,6 +61,7 @@ class Optimizer:
 
     def __init__(self) -> None:
         self.param_groups = [{"lr": 0.1, "params": list[Any]()}]
+        self.found_inf: Any = None
 
 
 class Training:
@@ -62,6 +75,7 @@ class Training:
         computing.install(self.torch, rank)
         self.metrics: Any = rank.metrics
         self.metrics._tensor = self.torch.Tensor
+        self.metrics._devices._kinds = (self.torch.Tensor,)
         self.steps = OptimizerSteps(rank)
         self.optimizer = Optimizer()
         self.losses: list[float] = []
@@ -177,6 +191,32 @@ def test_where_the_script_says_its_loss_every_one_is_told(training: Training) ->
     assert [loss for _, loss in training.read() if loss >= 1000.0] == said
     steps = [step for step, loss in training.read() if loss > 1000.0]
     assert steps == list(range(steps[0], steps[0] + 49)) and steps[-1] == training.rank.words[Field.STEP]
+
+
+def test_what_a_scaler_leaves_out_is_marked_however_short_steps_are(training: Training) -> None:
+    """A fused optimizer leaves the step out itself, and torch's hooks hear of it like any other."""
+    while training.metrics.mask != 7:
+        training.step(SHORT_NS)
+    first = len(training.losses) + 1
+    for number in range(40):
+        training.metrics.see_scaled(training.torch.Tensor(1.0), training.torch.Tensor(1024.0))
+        training.optimizer.found_inf = training.torch.Tensor(float(number % 5 == 4))
+        training.metrics.see_norm(training.torch.Tensor(math.inf if number % 5 == 4 else 1.0))
+        training.step(SHORT_NS)
+    late = [record for record in read_page(training.folder)[0] if record.step > first]
+    assert [record.step for record in late] == list(range(first + 1, first + 40))
+    assert [bool(record.flags & Flag.SKIPPED) for record in late] == [number % 5 == 4 for number in range(1, 40)]
+
+
+def test_a_loss_that_raises_when_it_is_read_ends_no_backward_pass(training: Training) -> None:
+    def fail(_: object) -> float:
+        raise KeyError("a mode of the script's")
+
+    training.step(SHORT_NS)
+    training.torch.Tensor.tolist = fail
+    for _ in range(2):
+        training.step(SHORT_NS)
+    assert training.rank.words[Field.STEP] == 3 and len(training.read()) == 1
 
 
 def test_the_scripts_own_count_stands(training: Training) -> None:
