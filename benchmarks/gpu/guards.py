@@ -36,7 +36,7 @@ class Case:
     """All that guardrun says of it, a part of each sentence; none: nothing."""
     ranks: int = 2
     others: tuple[str, ...] | None = None
-    """Arguments of the same training without guardrun; None: the same ones. Empty: there is none."""
+    """Arguments of the same training without guardrun; None: the same ones."""
     config: str = ""
 
 

@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.optim import optimizer as torch_optimizer
 
+from benchmarks.scripts.turns import stay_on
+
 WIDTH, BATCH, WARM_UP = 256, 200, 400
 """Steps before it is measured: by then guardrun knows how long they are."""
 
@@ -69,10 +71,7 @@ def main() -> None:
     model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, WIDTH)))
     optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
     batch = torch.randn(BATCH, WIDTH)
-    if arguments.core >= 0:
-        for thread in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(thread), {arguments.core})
-
+    stay_on(arguments.core)
     hooks = list(torch_optimizer._global_optimizer_post_hooks.values())
     torch_optimizer._global_optimizer_post_hooks.clear()
     stepped_ns: list[int] = []

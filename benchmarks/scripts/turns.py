@@ -12,6 +12,13 @@ import torch
 import torch.distributed as dist
 
 
+def stay_on(core: int) -> None:
+    """Have all threads of this process run on one core; -1: anywhere."""
+    if core >= 0:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setaffinity(int(thread), {core})
+
+
 def take_turns(run: Callable[[int], float], folder: Path, steps: int, core: int) -> None:
     """Run so many steps for each byte `c` from the FIFO `go` in that folder, and write to `done` what they took.
 
@@ -21,9 +28,7 @@ def take_turns(run: Callable[[int], float], folder: Path, steps: int, core: int)
     """
     is_first = os.environ["RANK"] == "0"
     go, done = (os.open(folder / name, os.O_RDWR) for name in ("go", "done")) if is_first else (-1, -1)
-    if core >= 0:
-        for thread in os.listdir("/proc/self/task"):
-            os.sched_setaffinity(int(thread), {core})
+    stay_on(core)
     result: dict[str, float] = {}
     while True:
         if is_first:

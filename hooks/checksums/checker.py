@@ -35,7 +35,6 @@ FIRST = 50
 ECHO = 10
 CHECK_EVERY = 500
 """Where the supervisor doesn't say."""
-_DUE, _DUE_FIRST = (0, ECHO), (FIRST, FIRST + ECHO)
 SHARE = 0.001
 NEVER = 1 << 62
 MAX_SETS = 16
@@ -80,8 +79,6 @@ class Watched:
 
         All ranks answer alike, but for those that have doubled `every`.
         """
-        if (self._base + count) % self.every not in _DUE and count not in _DUE_FIRST:
-            return False  # nearly always
         before = count - ECHO
         return self.is_main(count) or before == FIRST or (before >= 0 and self._is_regular(before))
 

@@ -76,7 +76,7 @@ class OptimizerSteps:
     def _read(self, optimizer: Any, step: int) -> bool:
         """Have a step read that is not quiet, but for nothing else; False: it has to be looked at."""
         metrics, pace = self._rank.metrics, self._pace
-        if not pace.quiet_until or metrics is None or metrics.is_due or not metrics.on_plain(optimizer, step):
+        if not pace.quiet_until or metrics is None or not metrics.on_plain(optimizer, step):
             return False
         if pace.quiet_until:  # nobody has wanted to see the next step meanwhile
             pace.quiet_until = _next_read(pace.pulses, metrics.mask)

@@ -193,8 +193,8 @@ class Rank:
         self.shared: set[str] = set()
         """… and those of them that it turned out to use as well."""
         self.counts_itself = False
-        self.pace = Pace()
         """The script calls step(): optimizers don't count."""
+        self.pace = Pace()
         self.phase = PHASES[0]
         self.import_lock = allocate_lock()
         """Held by the hooks' thread while it imports, so that nobody forks in the middle of it."""

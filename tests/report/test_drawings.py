@@ -10,12 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from guardrun.supervisor.base.source_files import MAX_SOURCE_BYTES
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import Frame
 from guardrun.supervisor.engine.observation.stack_grouping import Stack, evidence_groups, group_stacks
 from guardrun.supervisor.report import incident_page as rendering
 from guardrun.supervisor.report.elements.scales import nice_seconds, nice_step, percent, shorten
-from guardrun.supervisor.report.elements.source_lines import CHANGED, MAX_FILE_BYTES, files_of, read_sources
+from guardrun.supervisor.report.elements.source_lines import CHANGED, files_of, read_sources
 from guardrun.supervisor.report.incident import incident_json
 from guardrun.supervisor.report.incident_page import report_html
 from guardrun.supervisor.report.timeline.step_plot import (
@@ -182,7 +183,7 @@ def test_the_users_lines_stand_beside_the_frames(tmp_path: Path) -> None:
 
 def test_files_that_cannot_be_shown_are_said(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.py")
-    (tmp_path / "large.py").write_bytes(b"#" * (MAX_FILE_BYTES + 1))
+    (tmp_path / "large.py").write_bytes(b"#" * (MAX_SOURCE_BYTES + 1))
     (tmp_path / "latin.py").write_bytes(b"caf\xe9 = 1\r\nb = 2\x0cc = 3\nkey = 'sk-abcdefghijklmnop1234'\n")
     names = ["pipe.py", "large.py", "latin.py", "gone.py", "."]
     found = read_sources(names, str(tmp_path), 2e12)

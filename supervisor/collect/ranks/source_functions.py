@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Sequence
 from typing import Any
 
-MAX_SOURCE_BYTES = 2 << 20
+from guardrun.supervisor.base.source_files import UnsuitableError, read_source_lines
+
 _DEF = re.compile(r"(?:async\s+)?def\s+(\w+)")
 
 
@@ -35,19 +35,9 @@ def _indent(line: str) -> int:
 def read_lines(path: str) -> list[str]:
     """Lines of a plain file; none where it can't be read, or is too long."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
+        return read_source_lines(path)[0]
+    except (OSError, UnsuitableError):
         return []
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return []
-        with open(fd, "rb", closefd=False) as file:
-            data = file.read(MAX_SOURCE_BYTES + 1)
-    except OSError:
-        return []
-    finally:
-        os.close(fd)
-    return data.decode("utf-8", "replace").splitlines() if len(data) <= MAX_SOURCE_BYTES else []
 
 
 def name_functions(told: dict[str, Any], cwd: str) -> None:

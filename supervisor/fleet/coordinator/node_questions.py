@@ -6,81 +6,106 @@ import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from guardrun.supervisor.collect.ranks.look import LookResult, limit_s
 from guardrun.supervisor.engine.model.events import Rank
 from guardrun.supervisor.fleet.protocol import messages as msg
 from guardrun.supervisor.wire.control_messages import RankRow, Shares
 
-# Look requests ------------------------------------------------------------------------------------------------------
-# What a person wants to see of all nodes now: looks that nothing is decided by.
+# Requests -----------------------------------------------------------------------------------------------------------
+# What is asked of the nodes of some ranks: over once all have answered, or their time is up.
 #
-# Whoever has not answered in time is missing from the answer, and said to be.
+# Whoever has not answered by then is missing from the answer, and said to be.
+
+
+Reply = TypeVar("Reply", msg.Looked, msg.Examined)
+
+
+@dataclass
+class _Question(Generic[Reply]):
+    nodes: dict[str, list[int]]
+    """Who is asked → about which ranks."""
+    by_s: float
+    end: Callable[[list[Reply], dict[int, str]], object]
+    """Called with the answers, and why ranks are missing."""
+    answers: dict[str, Reply] = field(default_factory=dict)
+
+
+@dataclass
+class _Requests(Generic[Reply]):
+    """Runs on the loop's thread."""
+
+    send: Callable[[str, msg.Down], object]
+    _questions: dict[int, _Question[Reply]] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    def _ask(
+        self,
+        ranks: Iterable[Rank],
+        make: Callable[[int, list[int]], msg.Down],
+        limit_s: Callable[[int], float],
+        end: Callable[[list[Reply], dict[int, str]], object],
+    ) -> None:
+        """Ask the nodes of these ranks, if any.
+
+        make: of a question's number and a node's ranks. limit_s: for how long, of the most ranks that one node has.
+        """
+        nodes: dict[str, list[int]] = {}
+        for rank in ranks:
+            nodes.setdefault(rank.node, []).append(rank.global_rank)
+        number = next(self._numbers)
+        for node, wanted in nodes.items():
+            self.send(node, make(number, wanted))
+        most = max(map(len, nodes.values()), default=0)
+        self._questions[number] = _Question(nodes, time.monotonic() + limit_s(most), end)
+        self._try_end(number)
+
+    def answered(self, node: str, answer: Reply) -> None:
+        """A node's part."""
+        question = self._questions.get(answer.ask)
+        if question is not None and node in question.nodes:
+            question.answers[node] = answer
+            self._try_end(answer.ask)
+
+    def poll(self) -> None:
+        """Once a second."""
+        for number in list(self._questions):
+            self._try_end(number)
+
+    def _try_end(self, number: int) -> None:
+        question = self._questions[number]
+        if len(question.answers) < len(question.nodes) and time.monotonic() < question.by_s:
+            return
+        del self._questions[number]
+        parts = list(question.answers.values())
+        missing = {rank: why for part in parts for rank, why in part.missing.items()}
+        for node, wanted in question.nodes.items():
+            if node not in question.answers:
+                missing |= dict.fromkeys(wanted, f"{node} did not answer")
+        question.end(parts, missing)
 
 
 MARGIN_S = 2.0
 """Beyond a look's own limit: the way there and back."""
 
 
-@dataclass
-class _Question:
-    nodes: dict[str, list[int]]
-    """Who is asked → about which ranks."""
-    by_s: float
-    done: Callable[[LookResult], object]
-    answers: dict[str, msg.Looked] = field(default_factory=dict)
-
-
-@dataclass
-class LookRequests:
-    """Runs on the loop's thread."""
-
-    send: Callable[[str, msg.Down], object]
-    _questions: dict[int, _Question] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+class LookRequests(_Requests[msg.Looked]):
+    """What a person wants to see of all nodes now: looks that nothing is decided by."""
 
     def look(self, ranks: Iterable[Rank], samples: int, done: Callable[[LookResult], object]) -> None:
         """Have other nodes' ranks looked at; done: called once, at once where there are none."""
-        nodes: dict[str, list[int]] = {}
-        for rank in ranks:
-            nodes.setdefault(rank.node, []).append(rank.global_rank)
-        number = next(self._numbers)
-        for node, wanted in nodes.items():
-            self.send(node, msg.LookNow(ask=number, ranks=wanted, samples=samples))
-        most = max(map(len, nodes.values()), default=0)
-        question = _Question(nodes, time.monotonic() + limit_s(most) + MARGIN_S, done)
-        self._questions[number] = question
-        self._try_end(number, question)
 
-    def answered(self, node: str, answer: msg.Looked) -> None:
-        """A node's part."""
-        question = self._questions.get(answer.ask)
-        if question is not None and node in question.nodes:
-            question.answers[node] = answer
-            self._try_end(answer.ask, question)
+        def end(parts: list[msg.Looked], missing: dict[int, str]) -> None:
+            took_s = max((part.took_s for part in parts), default=0.0)
+            done(LookResult([look for part in parts for look in part.ranks], missing, took_s))
 
-    def poll(self) -> None:
-        """Once a second."""
-        for number, question in list(self._questions.items()):
-            self._try_end(number, question)
-
-    def _try_end(self, number: int, question: _Question) -> None:
-        is_whole = len(question.answers) == len(question.nodes)
-        if not is_whole and time.monotonic() < question.by_s:
-            return
-        del self._questions[number]
-        parts = question.answers.values()
-        missing = {rank: why for part in parts for rank, why in part.missing.items()}
-        for node, wanted in question.nodes.items():
-            if node not in question.answers:
-                missing |= dict.fromkeys(wanted, f"{node} did not answer")
-        took_s = max((part.took_s for part in parts), default=0.0)
-        question.done(LookResult([look for part in parts for look in part.ranks], missing, took_s))
-
-
-# Examinations -------------------------------------------------------------------------------------------------------
-# What ranks of other nodes find out about themselves, because a person wants to know.
+        self._ask(
+            ranks,
+            lambda number, wanted: msg.LookNow(ask=number, ranks=wanted, samples=samples),
+            lambda most: limit_s(most) + MARGIN_S,
+            end,
+        )
 
 
 EXAMINATION_MARGIN_S = 60.0
@@ -90,58 +115,21 @@ OnExamined = Callable[[dict[int, dict[str, Any]], dict[int, str]], object]
 """Called with what ranks have told, and why others have not."""
 
 
-@dataclass
-class _Examination:
-    nodes: dict[str, list[int]]
-    """Who is asked → about which ranks."""
-    by_s: float
-    done: OnExamined
-    answers: dict[str, msg.Examined] = field(default_factory=dict)
-
-
-@dataclass
-class ExaminationRequests:
-    """Runs on the loop's thread."""
-
-    send: Callable[[str, msg.Down], object]
-    _open: dict[int, _Examination] = field(default_factory=dict)
-    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+class ExaminationRequests(_Requests[msg.Examined]):
+    """What ranks of other nodes find out about themselves, because a person wants to know."""
 
     def ask(
         self, ranks: Iterable[Rank], what: str, arguments: dict[str, Any], seconds: float, done: OnExamined
     ) -> None:
         """Have other nodes' ranks do what is asked; done: called once, at once where there are none."""
-        nodes: dict[str, list[int]] = {}
-        for rank in ranks:
-            nodes.setdefault(rank.node, []).append(rank.global_rank)
-        number = next(self._numbers)
-        for node, wanted in nodes.items():
-            self.send(node, msg.Examine(ask=number, ranks=wanted, what=what, arguments=arguments, seconds=seconds))
-        self._open[number] = _Examination(nodes, time.monotonic() + seconds + EXAMINATION_MARGIN_S, done)
-        self._try_end(number)
-
-    def answered(self, node: str, answer: msg.Examined) -> None:
-        """A node's part."""
-        if answer.ask in self._open and node in self._open[answer.ask].nodes:
-            self._open[answer.ask].answers[node] = answer
-            self._try_end(answer.ask)
-
-    def poll(self) -> None:
-        """Once a second."""
-        for number in list(self._open):
-            self._try_end(number)
-
-    def _try_end(self, number: int) -> None:
-        asked = self._open[number]
-        if len(asked.answers) < len(asked.nodes) and time.monotonic() < asked.by_s:
-            return
-        del self._open[number]
-        answers = {rank: told for part in asked.answers.values() for rank, told in part.answers.items()}
-        missing = {rank: why for part in asked.answers.values() for rank, why in part.missing.items()}
-        for node, wanted in asked.nodes.items():
-            if node not in asked.answers:
-                missing |= dict.fromkeys(wanted, f"{node} did not answer")
-        asked.done(answers, missing)
+        self._ask(
+            ranks,
+            lambda number, wanted: msg.Examine(
+                ask=number, ranks=wanted, what=what, arguments=arguments, seconds=seconds
+            ),
+            lambda _: seconds + EXAMINATION_MARGIN_S,
+            lambda parts, missing: done({rank: told for part in parts for rank, told in part.answers.items()}, missing),
+        )
 
 
 # Rank boards --------------------------------------------------------------------------------------------------------

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
-import re
-import stat
 from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from guardrun.supervisor.base.background_work import run_bounded
 from guardrun.supervisor.base.redaction import redact_text
+from guardrun.supervisor.base.source_files import UnsuitableError, read_source_lines
 from guardrun.supervisor.engine.observation.frames import is_users_file
 from guardrun.supervisor.engine.observation.stack_grouping import StackGroup
 
 AROUND = 2
 MAX_FILES = 24
-MAX_FILE_BYTES = 2 * 1024 * 1024
 MAX_LINE_CHARS = 200
 CHANGED = "has been changed since the ranks were started: the lines shown may be others"
 TIMEOUT_S = 1.0
@@ -64,18 +62,9 @@ def _answer(source: Source | BaseException | None) -> Source:
 
 def read_source(path: str, began_wall_s: float) -> Source:
     """Read one file. Raises OSError."""
-    # Without O_NONBLOCK a pipe in its place would wait for a writer.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            return Source(trouble="is no file")
-        if status.st_size > MAX_FILE_BYTES:
-            return Source(trouble="is too large to be shown")
-        data = os.read(fd, MAX_FILE_BYTES)
-    finally:
-        os.close(fd)
-    # Not splitlines(): Python itself knows no form feeds or Unicode separators as ends of lines.
-    text = re.split(r"\r\n|\r|\n", data.decode("utf-8", "replace"))
+        text, changed_s = read_source_lines(path)
+    except UnsuitableError as error:
+        return Source(trouble=str(error))
     lines = [redact_text(line[:MAX_LINE_CHARS]) for line in text]
-    return Source(lines=lines, trouble=CHANGED if status.st_mtime > began_wall_s else "")
+    return Source(lines=lines, trouble=CHANGED if changed_s > began_wall_s else "")
