@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.realworld.training import ENVIRONMENT
+from tests.realworld.training import SCRIPTS as OWN
 from tests.support.guardrun_run import GuardrunStarter
 
 pytestmark = pytest.mark.real("accelerate")
@@ -19,7 +20,7 @@ def test_an_own_script_runs_as_under_torchrun(guardrun_starter: GuardrunStarter)
     Not its test_ops: on a CPU it does not a single collective after init_process_group, so that a rank may have ended
     before the other is connected to it, under torchrun as well.
     """
-    done = guardrun_starter.run(["--nproc_per_node=2", "-m", f"{SCRIPTS}.test_sync"], env=CPU, timeout_s=90)
+    done = guardrun_starter.run(["--nproc_per_node=2", str(OWN / "seeded_sync.py")], env=CPU, timeout_s=90)
     assert done.returncode == 0, done
     assert done.incidents == [] and "guardrun:" not in done.stderr
 
