@@ -158,6 +158,7 @@ class NodeSupervisor:
     def close(self) -> None:
         """Let go of everything; waits a moment for what is still to be said, sent or drained."""
         self._gate.cancel()
+        self.examinations.close()
         self.drains.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
         self._beats.close(linger=0)

@@ -1,7 +1,8 @@
 """Has ranks of this node examine themselves, because a person wants to know: requests, and what becomes of them.
 
 hooks/wire/examinations.py has the way to a rank. One that does not take a request within TAKE_S stands, with the GIL
-held, or is stopped: the request is withdrawn, and nothing happens there. One that has taken it ends by itself.
+held, or is stopped: the request is withdrawn, and nothing happens there. One that has taken it ends by itself. Samples
+of what a rank does are taken from outside (rank_recordings.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,10 @@ from guardrun.supervisor.collect.ranks.source_functions import name_functions
 from guardrun.supervisor.engine.failures.cuda_memory import size
 from guardrun.supervisor.engine.model.events import Rank
 from guardrun.supervisor.node.rank_collection import RankContext
+from guardrun.supervisor.node.rank_recordings import RankRecordings
 
+FLAME = "flame"
+"""What is not asked of the rank itself."""
 TAKE_S = 10.0
 """Hooks beat once a second; a busy machine gets them some more."""
 ROOM_BYTES = 192 << 20
@@ -71,18 +76,33 @@ class RankExaminations:
         self._node = node
         self._asked: dict[int, _Asked] = {}
         """Per global rank: one at a time."""
+        self._recordings = RankRecordings(node)
 
     def ask(self, ranks: Sequence[int], what: str, arguments: dict[str, Any], seconds: float, done: Done) -> None:
         """Have these ranks do what is asked; done is called once all have answered, or can't.
 
-        what, arguments: as hooks/examine/examiner.py has them. seconds: how long it takes there.
+        what, arguments: as hooks/examine/examiner.py has them, or FLAME. seconds: how long it takes there.
         """
         request = _Request(done)
         for number in ranks:
-            why = self._begin(request, number, what, arguments, seconds)
+            if what == FLAME:
+                why = self._record(request, number, arguments, seconds)
+            else:
+                why = self._begin(request, number, what, arguments, seconds)
             if why:
                 request.missing[number] = why
         self._try_end(request)
+
+    def close(self) -> None:
+        """End what other programs are at; nobody is told."""
+        self._recordings.close()
+
+    def _record(self, request: _Request, number: int, arguments: dict[str, Any], seconds: float) -> str:
+        """Have one sampled; empty, or why that can't be."""
+        why = self._recordings.begin(number, arguments, seconds, partial(self._take, request, number))
+        if not why:
+            request.pending.add(number)
+        return why
 
     def _begin(self, request: _Request, number: int, what: str, arguments: dict[str, Any], seconds: float) -> str:
         """Ask one; empty, or why that can't be."""
@@ -122,6 +142,7 @@ class RankExaminations:
 
     def sample(self) -> None:
         """Once a second: who has taken what was asked, who has answered, who won't."""
+        self._recordings.sample()
         for asked in list(self._asked.values()):
             if asked.is_written and not asked.is_being_read:
                 self._look(asked, time.monotonic() - asked.at_s)
@@ -172,7 +193,9 @@ class RankExaminations:
         if self._asked.get(number) is not asked:
             return
         del self._asked[number]
-        request = asked.request
+        self._take(asked.request, number, told, why)
+
+    def _take(self, request: _Request, number: int, told: dict[str, Any] | None, why: str) -> None:
         request.pending.discard(number)
         if told is not None:
             request.answers[number] = told

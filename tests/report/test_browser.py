@@ -6,11 +6,14 @@ GUARDRUN_SCREENSHOTS=FOLDER keeps a picture of each, to be looked at.
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from guardrun.supervisor.collect.ranks.flame_samples import pack
+from guardrun.supervisor.report.flame_graph import Sampled, flame_svg
 from guardrun.supervisor.report.incident import incident_json
 from guardrun.supervisor.report.incident_page import plain_html, report_html
 from tests.report.browser import Browser
@@ -112,3 +115,36 @@ def test_text_stands_out_from_what_is_behind_it(browser: Browser, tmp_path: Path
                   return (a + 0.05) / (b + 0.05); }})()"""
             )
             assert ratio >= 4.5, f"{text} on {behind}, {'dark' if is_dark else 'light'}: {ratio:.2f}"
+
+
+@pytest.mark.real("chromium")
+def test_a_click_widens_a_box_of_a_flame_graph(browser: Browser, tmp_path: Path) -> None:
+    path = tmp_path / "flame.svg"
+    stacks = {"thread (7): MainThread;main (a.py:1)": 30, "thread (7): MainThread;main (a.py:1);load (a.py:2)": 10}
+    packed, _ = pack(Counter({**stacks, "thread (8): waiter;wait (b.py:1)": 40}))
+    terms = {"pid": 7, "seconds": 4.0, "rate": 10, "native": False, "samples": 80, "errors": 0, "left_out": 0}
+    path.write_text(flame_svg(Sampled(**terms, stacks=packed), "Rank 0"))
+
+    def shown() -> dict[str, float]:
+        """Boxes that are to be seen, and their share of the width."""
+        found = browser.evaluate(
+            "[...document.querySelectorAll('.box')].filter(e => e.style.display != 'none')"
+            ".map(e => [e.querySelector('text').textContent, parseFloat(e.getAttribute('width'))])"
+        )
+        return {label: round(width, 2) for label, width in found}
+
+    def click(at: str) -> dict[str, float]:
+        browser.evaluate(f"({at}).dispatchEvent(new MouseEvent('click', {{bubbles: true}}))")
+        return shown()
+
+    for is_dark in (False, True):
+        opened = browser.open(path, 1280, is_dark)
+        assert opened.requests == [] and opened.troubles == []
+        if folder := os.environ.get(SCREENSHOTS):
+            browser.screenshot(Path(folder) / f"flame-1280-{'dark' if is_dark else 'light'}.png", 400)
+    training = {"all threads": 100, "thread (7): MainThread": 100, "main": 100, "load": 25}
+    assert shown() == training
+    box = "[...document.querySelectorAll('.box')].find(e => e.textContent.includes('load')).querySelector('rect')"
+    assert click(box) == {**training, "load": 100}
+    whole = {"all threads": 100, "thread (7): MainThread": 50, "main": 50, "load": 12.5}
+    assert click("document.querySelector('.paper')") == {**whole, "thread (8): waiter": 50, "wait": 50}
