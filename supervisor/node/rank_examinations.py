@@ -99,7 +99,7 @@ class RankExaminations:
 
     def _record(self, request: _Request, number: int, arguments: dict[str, Any], seconds: float) -> str:
         """Have one sampled; empty, or why that can't be."""
-        why = self._recordings.begin(number, arguments, seconds, partial(self._take, request, number))
+        why = self._recordings.begin(number, arguments, seconds, partial(self._answered, request, number))
         if not why:
             request.pending.add(number)
         return why
@@ -193,9 +193,9 @@ class RankExaminations:
         if self._asked.get(number) is not asked:
             return
         del self._asked[number]
-        self._take(asked.request, number, told, why)
+        self._answered(asked.request, number, told, why)
 
-    def _take(self, request: _Request, number: int, told: dict[str, Any] | None, why: str) -> None:
+    def _answered(self, request: _Request, number: int, told: dict[str, Any] | None, why: str) -> None:
         request.pending.discard(number)
         if told is not None:
             request.answers[number] = told

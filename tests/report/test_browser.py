@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,7 +123,15 @@ def test_a_click_widens_a_box_of_a_flame_graph(browser: Browser, tmp_path: Path)
     path = tmp_path / "flame.svg"
     stacks = {"thread (7): MainThread;main (a.py:1)": 30, "thread (7): MainThread;main (a.py:1);load (a.py:2)": 10}
     packed, _ = pack(Counter({**stacks, "thread (8): waiter;wait (b.py:1)": 40}))
-    terms = {"pid": 7, "seconds": 4.0, "rate": 10, "native": False, "samples": 80, "errors": 0, "left_out": 0}
+    terms: dict[str, Any] = {
+        "pid": 7,
+        "seconds": 4.0,
+        "rate": 10,
+        "native": False,
+        "samples": 80,
+        "errors": 0,
+        "left_out": 0,
+    }
     path.write_text(flame_svg(Sampled(**terms, stacks=packed), "Rank 0"))
 
     def shown() -> dict[str, float]:
