@@ -36,26 +36,36 @@ class NewestLook:
     kinds = frozenset({"look_taken", "attempt_started", "exits_read", "rank_raised"})
 
     def __init__(self) -> None:
+        self._ranks: dict[int, ev.Rank] = {}
+        """Of the attempt that has begun last."""
         self._look: Entry | None = None
-        self._attempts: dict[int, list[ev.Rank]] = {}
+        self._looked_at: dict[int, ev.Rank] = {}
         self._errors: dict[int, tuple[int, float, ev.ErrorRecord]] = {}
+        """Of the last attempt that had any: rank → its pid, when, what."""
+        self._errors_of = -1
         self._incidents: dict[str, str] = {}
         """Folder of a look → the incident that has it."""
 
     def rows(self, entry: Entry) -> Iterator[Row]:
         """As Builder has it."""
         if entry.kind == "look_taken":
-            self._look = entry
+            self._look, self._looked_at = entry, self._ranks
         elif isinstance(event := entry.event, ev.AttemptStarted):
-            self._attempts = {event.attempt: event.ranks}
-            self._errors = {}
+            self._ranks = {rank.global_rank: rank for rank in event.ranks}
         elif isinstance(event, ev.UncaughtExceptionReported):
-            self._errors[event.global_rank] = (event.attempt, entry.at_s, event.error)
+            self._note_error(event.attempt, event.global_rank, entry.at_s, event.error)
         else:
             for trace in event.traces:
                 if trace.error is not None:
-                    self._errors[trace.global_rank] = (event.attempt, entry.at_s, trace.error)
+                    self._note_error(event.attempt, trace.global_rank, entry.at_s, trace.error)
         yield from ()
+
+    def _note_error(self, attempt: int, rank: int, at_s: float, error: ev.ErrorRecord) -> None:
+        if attempt != self._errors_of:
+            self._errors, self._errors_of = {}, attempt
+        known = self._ranks.get(rank)
+        if error.frames or rank not in self._errors:
+            self._errors[rank] = (known.pid if known is not None else 0, at_s, error)
 
     def note_incidents(self, entry: Entry) -> None:
         """Any event may have led to one that takes a look up."""
@@ -77,7 +87,7 @@ class NewestLook:
             return None
         event: ev.LookTaken = self._look.event
         at_s = min((look.at_s for look in event.ranks), default=self._look.at_s)
-        nodes = {rank.global_rank: rank.node for rank in self._attempts.get(event.attempt, ())}
+        nodes = {number: rank.node for number, rank in self._looked_at.items()}
         incident = self._incidents.get(event.folder, "")
         of = f"of incident {incident}" if incident else f"{event.look} of attempt {event.attempt}"
         time = _seconds(run.date_s(at_s))
@@ -85,8 +95,7 @@ class NewestLook:
 
     def _of_errors(self, run: RunFile) -> Kept | None:
         stacks, at_s = [], 0.0
-        for rank, (attempt, told_s, error) in sorted(self._errors.items()):
-            pid = next((one.pid for one in self._attempts.get(attempt, ()) if one.global_rank == rank), 0)
+        for rank, (pid, told_s, error) in sorted(self._errors.items()):
             frames = [Frame(function, file, line) for file, function, line in reversed(error.frames)]
             if frames:
                 stacks.append(Stack(rank=rank, pid=pid, kind=MAIN, frames=frames))
