@@ -49,6 +49,14 @@ Ask = Callable[[str, dict[str, Any], float], control_messages.Answer]
 """Asks the run's supervisor: verb, arguments, seconds. Raises Unreachable."""
 
 
+class _Stacks(msgspec.Struct, kw_only=True):
+    """What a supervisor answers to `stacks`."""
+
+    ranks: list[RankLook] = []
+    missing: dict[int, str] = {}
+    nodes: dict[int, str] = {}
+
+
 class Told(NamedTuple):
     """The answer, and what is to be said beside it."""
 
@@ -171,15 +179,14 @@ class RunQuery:
         if data is None:
             return None
         try:
-            looks = msgspec.convert(data.get("ranks", []), list[RankLook])
+            told = msgspec.convert(data, _Stacks, str_keys=True)
         except (msgspec.ValidationError, ValueError) as error:
             self._why_not = f"its answer is not one of this version of guardrun ({error})"
             return None
         self._as_of |= {name: {"age_s": 0.0} for name in of_look}
-        self._note_missing(data.get("missing"))
-        nodes = {int(rank): str(node) for rank, node in data.get("nodes", {}).items()}
+        self._note_missing(told.missing)
         attempt = status.get("attempt")
-        return Looked(looks, [], nodes, attempt if isinstance(attempt, int) else None)
+        return Looked(told.ranks, [], told.nodes, attempt if isinstance(attempt, int) else None)
 
     def _try(self, verb: str, arguments: dict[str, Any], timeout_s: float) -> dict[str, Any] | None:
         assert self._ask is not None
@@ -193,10 +200,10 @@ class RunQuery:
             return None
         return answer.data
 
-    def _note_missing(self, missing: object) -> None:
+    def _note_missing(self, missing: dict[int, str]) -> None:
         by_reason: dict[str, list[int]] = {}
-        for rank, why in missing.items() if isinstance(missing, dict) else ():
-            by_reason.setdefault(str(why), []).append(int(rank))
+        for rank, why in missing.items():
+            by_reason.setdefault(why, []).append(rank)
         for why, ranks in list(by_reason.items())[:8]:
             self._notes.append(f"rank{'s' if len(ranks) > 1 else ''} {rank_list(ranks)} could not be looked at: {why}")
 

@@ -48,21 +48,17 @@ NOT_CALLED = frozenset(
 )
 CATALOGUE = frozenset({"sqlite_master", "sqlite_temp_master", "sqlite_schema", "sqlite_temp_schema"})
 ITSELF = frozenset({"json_each", "json_tree"})
-_STATEMENTS = {
-    sqlite3.SQLITE_ATTACH: "ATTACH",
-    sqlite3.SQLITE_DETACH: "DETACH",
-    sqlite3.SQLITE_PRAGMA: "PRAGMA",
-    sqlite3.SQLITE_INSERT: "INSERT",
-    sqlite3.SQLITE_UPDATE: "UPDATE",
-    sqlite3.SQLITE_DELETE: "DELETE",
-    sqlite3.SQLITE_TRANSACTION: "a transaction",
-    sqlite3.SQLITE_SAVEPOINT: "SAVEPOINT",
-    sqlite3.SQLITE_ALTER_TABLE: "ALTER",
-    sqlite3.SQLITE_REINDEX: "REINDEX",
-    sqlite3.SQLITE_ANALYZE: "ANALYZE",
-}
+_VERBS = frozenset(
+    {
+        "ALTER", "ANALYZE", "ATTACH", "BEGIN", "COMMIT", "CREATE", "DELETE", "DETACH", "DROP", "END", "INSERT",
+        "PRAGMA", "REINDEX", "RELEASE", "REPLACE", "ROLLBACK", "SAVEPOINT", "UPDATE", "VACUUM",
+    }
+)  # fmt: skip
+_STATEMENTS = {sqlite3.SQLITE_INSERT: "INSERT", sqlite3.SQLITE_UPDATE: "UPDATE", sqlite3.SQLITE_DELETE: "DELETE"}
+"""That may come after a WITH."""
 _COMMENT = r"--[^\n]*(?:\n|$)|/\*(?:(?!\*/).)*(?:\*/|$)"
 _EXPLAINS = re.compile(rf"(?:\s|;|{_COMMENT})*explain\b", re.IGNORECASE | re.DOTALL)
+_FIRST = re.compile(rf"(?:\s|;|{_COMMENT})*([a-z]+)", re.IGNORECASE | re.DOTALL)
 _NOTHING = re.compile(rf"(?:\s|;|{_COMMENT})*", re.DOTALL)
 
 
@@ -75,7 +71,7 @@ class Sandbox:
         self._is_ours = True
         """What is done is our own doing."""
         self._is_select = False
-        self._refused = ""
+        self._verb = self._refused = ""
         self._read: dict[str, set[str]] = {}
         self._deadline_s = float("inf")
         self._why_stopped = ""
@@ -125,7 +121,7 @@ class Sandbox:
         elif code == sqlite3.SQLITE_UPDATE and one in CATALOGUE:  # also how a table of SQLite's own comes into being
             why = "a query only reads, and only the tables that `guardctl query --schema` has"
         elif code != sqlite3.SQLITE_RECURSIVE:
-            what = _STATEMENTS.get(code, "that")
+            what = self._verb or _STATEMENTS.get(code, "that")
             why = f"a query only reads: {what} is refused, SELECT is what there is"
         if not why:
             return sqlite3.SQLITE_OK
@@ -152,19 +148,21 @@ class Sandbox:
         if _NOTHING.fullmatch(sql):
             raise RefusedError("there is no query")
         self._is_select, self._refused, self._read = False, "", {}
+        first = _FIRST.match(sql)
+        self._verb = first[1].upper() if first and first[1].upper() in _VERBS else ""
         prefix = "" if _EXPLAINS.match(sql) else "EXPLAIN "
         self._start_clock()
         try:
             self._connection.execute(prefix + sql.encode("utf-8", "replace").decode()).close()
         except (sqlite3.Error, sqlite3.Warning, MemoryError, OverflowError) as error:
-            raise RefusedError(self._refused or self._why_stopped or self._describe(error)) from None
+            raise RefusedError(self._refused or self._why_stopped or self._describe(error, sql)) from None
         finally:
             self._connection.set_progress_handler(None, PROGRESS)
         if not self._is_select:
-            raise RefusedError("a query only reads: SELECT is what there is")
+            raise RefusedError(f"a query only reads: {self._verb or 'that'} is refused, SELECT is what there is")
         return {name: frozenset(columns) for name, columns in self._read.items()}
 
-    def _describe(self, error: Exception) -> str:
+    def _describe(self, error: Exception, sql: str) -> str:
         text = str(error) or type(error).__name__
         if "one statement at a time" in text:
             return "one statement at a time"
@@ -173,11 +171,11 @@ class Sandbox:
         if found := re.match(r"no such table: (.+)", text):
             names = ", ".join(table.name for table in self._tables)
             return f"no table {found[1]}; there are: {names}"
-        if text.startswith("no such column") and len(self._read) == 1:
-            (name,) = self._read
-            return f"{text}; {name} has: {', '.join(one.name for one in self._by_name[name].columns)}"
         if text.startswith("no such column"):
-            return f"{text}: `guardctl query --schema` has what there is"
+            words = set(re.findall(r"\w+", sql.lower()))
+            named = [table for table in self._tables if table.short_name in words]
+            has = [f"{table.name} has: {', '.join(one.name for one in table.columns)}" for table in named[:2]]
+            return "; ".join([text, *has])
         return text
 
     # Filling ----------------------------------------------------------------------------------------------------------
@@ -190,7 +188,9 @@ class Sandbox:
         try:
             with self._memory():
                 while batch := [storable(table, tuple(row)) for row in islice(it, BATCH)]:
+                    self._connection.execute("BEGIN")
                     self._connection.executemany(statement, batch)
+                    self._connection.execute("COMMIT")
                     count += len(batch)
         except (MemoryError, sqlite3.Error) as error:
             raise FailedError(f"{table.name} can't be held in memory: {self._why(error)}") from None

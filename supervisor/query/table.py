@@ -68,14 +68,16 @@ def columns(*lines: tuple[str, str, str]) -> tuple[Column, ...]:
 
 def storable(table: Table, row: Row) -> list[Cell]:
     """A row as SQLite takes it, whatever the files of a run say."""
-    return [_storable(column.type, value) for column, value in zip(table.columns, row, strict=True)]
+    return [
+        # The most frequent first: journals have millions of them.
+        cell if cell is None or type(cell) is float else _storable(column.type, cell)
+        for column, cell in zip(table.columns, row, strict=True)
+    ]
 
 
 def _storable(kind: str, value: Any) -> Cell:
-    if isinstance(value, bool):
-        return int(value)
-    if isinstance(value, int):
-        return value if -_MAX_INTEGER <= value < _MAX_INTEGER else float(str(value)) if abs(value) < 1e300 else None
+    if isinstance(value, int):  # bool, too
+        return value if -_MAX_INTEGER <= value < _MAX_INTEGER else float(value) if abs(value) < 1e300 else None
     if isinstance(value, str):
         if len(value) > MAX_TEXT:
             value = None if kind == JSON else value[:MAX_TEXT]
