@@ -13,11 +13,24 @@ from guardrun.supervisor.query.journal_reader import Entry
 from guardrun.supervisor.query.look_tables import Looked
 from guardrun.supervisor.query.table import Row
 from guardrun.supervisor.report.elements.quantities import iso_time
-from guardrun.supervisor.report.elements.stored_stacks import read_stacks
+from guardrun.supervisor.report.elements.stored_stacks import iterate_stacks
 from guardrun.supervisor.report.incident import STACKS, incident_folders
 from guardrun.supervisor.rundir.run_directory import RunFile
 
 LOOKS = "looks"
+
+
+class StoredStacks:
+    """The stacks that a look has left in files: read anew each time, one file after the other; false where none is."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __iter__(self) -> Iterator[Stack]:
+        return iterate_stacks(self._folder)
+
+    def __bool__(self) -> bool:
+        return any(True for _ in self)
 
 
 class Kept(NamedTuple):
@@ -109,15 +122,16 @@ class NewestLook:
 def _of_files(run_dir: Path) -> Kept | None:
     """What an incident, else a look that none has taken up, has left in files."""
     for folder in reversed(incident_folders(run_dir)):
-        if stacks := read_stacks(folder / STACKS):
+        if stacks := StoredStacks(folder / STACKS):
             time, incident = _changed(folder / STACKS), folder.name.partition("-")[0]
             return Kept(Looked(stacks=stacks), f"the look of incident {incident}, {time}", time, incident)
     try:
-        looks = sorted((path.stat().st_mtime, path) for path in (run_dir / LOOKS).iterdir() if path.is_dir())
+        folders = [path for path in (run_dir / LOOKS).iterdir() if not path.is_symlink() and path.is_dir()]
+        looks = sorted((path.stat().st_mtime, path) for path in folders)
     except OSError:
         looks = []
     for _, folder in reversed(looks):
-        if stacks := read_stacks(folder):
+        if stacks := StoredStacks(folder):
             time = _changed(folder)
             return Kept(Looked(stacks=stacks), f"the look {folder.name}, {time}", time)
     return None

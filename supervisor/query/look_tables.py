@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -110,7 +110,7 @@ class Looked(NamedTuple):
     """A look at ranks, or what is left of one."""
 
     looks: Sequence[RankLook] = ()
-    stacks: Sequence[Stack] = ()
+    stacks: Iterable[Stack] = ()
     """In place of them, from files."""
     nodes: Mapping[int, str] = MappingProxyType({})
     attempt: int | None = None

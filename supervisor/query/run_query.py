@@ -18,7 +18,7 @@ from guardrun.supervisor.query.journal_reader import JournalReader, LateError
 from guardrun.supervisor.query.journal_series import Builder
 from guardrun.supervisor.query.kept_look import NewestLook
 from guardrun.supervisor.query.look_tables import Looked
-from guardrun.supervisor.query.sandbox import BATCH, Sandbox
+from guardrun.supervisor.query.sandbox import ROWS_AT_ONCE, Sandbox
 from guardrun.supervisor.query.table import Row, Table, by_name
 from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.wire import control_messages
@@ -57,7 +57,7 @@ class _Stacks(msgspec.Struct, kw_only=True):
     nodes: dict[int, str] = {}
 
 
-class Told(NamedTuple):
+class QueryResult(NamedTuple):
     """The answer, and what is to be said beside it."""
 
     answer: Answer
@@ -77,7 +77,7 @@ class RunQuery:
         self._counts: dict[str, int] = {}
         self._asked_s = 0.0
 
-    def answer(self, sql: str) -> Told:
+    def answer(self, sql: str) -> QueryResult:
         """Answer it. Raises RefusedError, FailedError, and KeyboardInterrupt."""
         sandbox = Sandbox(TABLES, self._bounds)
         try:
@@ -90,7 +90,7 @@ class RunQuery:
         for name, count in self._counts.items():
             if not count:
                 self._notes.append(f"{name} is empty: {_NAMES[name].why_empty}")
-        return Told(answer, self._freshness() + self._notes, self._as_of)
+        return QueryResult(answer, self._freshness() + self._notes, self._as_of)
 
     # Where rows come from ---------------------------------------------------------------------------------------------
 
@@ -110,9 +110,9 @@ class RunQuery:
         for name in of_look:
             # What a journal's looks told of batches is there already.
             if looked is not None and (newest is None or name not in builders):
-                self._add(sandbox, name, look_tables.ROWS[name](looked))
+                self._add(sandbox, name, self._in_time(look_tables.ROWS[name](looked)))
         if file_tables.INCIDENTS.name in read:
-            self._add(sandbox, file_tables.INCIDENTS.name, file_tables.incident_rows(self._run_dir))
+            self._add(sandbox, file_tables.INCIDENTS.name, self._in_time(file_tables.incident_rows(self._run_dir)))
         if file_tables.TORCH_TRACE.name in read:
             self._add(sandbox, file_tables.TORCH_TRACE.name, self._in_time(file_tables.trace_rows(self._run_dir)))
 
@@ -224,7 +224,7 @@ class RunQuery:
                             made = list(builder.rows(entry))
                             if made:
                                 waiting[name] += made
-                                if len(waiting[name]) >= BATCH:
+                                if len(waiting[name]) >= ROWS_AT_ONCE:
                                     self._add(sandbox, name, waiting[name])
                                     waiting[name] = []
                 except _STRANGE:

@@ -42,7 +42,7 @@ MAX_PATTERN = 2000
 PROGRESS = 5000
 GRACE_S = 5.0
 """After its time is up: for a query to notice."""
-BATCH = 500
+ROWS_AT_ONCE = 500
 NOT_CALLED = frozenset(
     {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit", "zeroblob", "randomblob", "sqlite_log"}
 )
@@ -187,7 +187,7 @@ class Sandbox:
         self._is_ours = True
         try:
             with self._memory():
-                while batch := [storable(table, tuple(row)) for row in islice(it, BATCH)]:
+                while batch := [storable(table, tuple(row)) for row in islice(it, ROWS_AT_ONCE)]:
                     self._connection.execute("BEGIN")
                     self._connection.executemany(statement, batch)
                     self._connection.execute("COMMIT")

@@ -11,7 +11,7 @@ import pytest
 
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.query.bounds import Bounds, FailedError
-from guardrun.supervisor.query.run_query import TABLES, RunQuery, Told
+from guardrun.supervisor.query.run_query import TABLES, QueryResult, RunQuery
 from guardrun.supervisor.rundir.journal import NAME
 from guardrun.supervisor.rundir.run_directory import RunFile
 from tests.query.conftest import DEVICE, NODE, append, look, make_run, report, story
@@ -30,7 +30,7 @@ THREE = (
 """Queries that people know, as they stand."""
 
 
-def ask(run: Run, sql: str, bounds: Bounds | None = None) -> Told:
+def ask(run: Run, sql: str, bounds: Bounds | None = None) -> QueryResult:
     return RunQuery(*run, None, "the run is over", bounds or Bounds(seconds=60.0)).answer(sql)
 
 

@@ -17,7 +17,7 @@ from guardrun.supervisor.base.printable import make_harmless
 from guardrun.supervisor.cli.base.output import Output, clean
 from guardrun.supervisor.query.bounds import Answer
 from guardrun.supervisor.query.examples import EXAMPLES
-from guardrun.supervisor.query.run_query import Told
+from guardrun.supervisor.query.run_query import QueryResult
 from guardrun.supervisor.query.table import Table, describe
 
 TABLE, JSON, CSV = "table", "json", "csv"
@@ -26,7 +26,7 @@ MAX_SHOWN = 1000
 """Characters of a cell on a terminal; all of them elsewhere."""
 
 
-def print_answer(out: Output, form: str, told: Told, about: dict[str, Any]) -> None:
+def print_answer(out: Output, form: str, told: QueryResult, about: dict[str, Any]) -> None:
     """One answer; about: what JSON says of the run besides. What is beside the answer goes to stderr."""
     answer = told.answer
     notes = [*told.notes, *([_cut(answer)] if answer.is_cut else [])]
