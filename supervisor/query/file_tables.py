@@ -87,9 +87,11 @@ TORCH_TRACE = Table(
 )
 
 
-def trace_rows(run_dir: Path) -> Iterator[Row]:
-    """All that was measured."""
+def trace_rows(run_dir: Path, left_out: dict[int, int]) -> Iterator[Row]:
+    """All that was measured; left_out gets, by request, how many rows there was no room for."""
     for trace in read_traces(run_dir):
+        if trace.left_out:
+            left_out[trace.number] = left_out.get(trace.number, 0) + trace.left_out
         for row in trace.rows:
             allocated = row.allocated if row.allocated >= 0 else None
             what = (trace.rank, row.step, row.module, row.stage, row.duration, allocated)

@@ -114,10 +114,16 @@ class RunQuery:
         if file_tables.INCIDENTS.name in read:
             self._add(sandbox, file_tables.INCIDENTS.name, self._in_time(file_tables.incident_rows(self._run_dir)))
         if file_tables.TORCH_TRACE.name in read:
-            self._add(sandbox, file_tables.TORCH_TRACE.name, self._in_time(file_tables.trace_rows(self._run_dir)))
+            self._add_traces(sandbox)
 
     def _add(self, sandbox: Sandbox, name: str, rows: Iterable[Row]) -> None:
         self._counts[name] = self._counts.get(name, 0) + sandbox.fill(_NAMES[name], rows)
+
+    def _add_traces(self, sandbox: Sandbox) -> None:
+        name, left_out = file_tables.TORCH_TRACE.name, dict[int, int]()
+        self._add(sandbox, name, self._in_time(file_tables.trace_rows(self._run_dir, left_out)))
+        for number, count in list(left_out.items())[-3:]:
+            self._notes.append(f"{name}: of request {number} the ranks had no room for {count:,} more rows")
 
     def _in_time(self, rows: Iterator[Row]) -> Iterator[Row]:
         deadline_s = time.monotonic() + self._bounds.seconds

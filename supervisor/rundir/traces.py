@@ -27,7 +27,7 @@ class TraceRow(msgspec.Struct, array_like=True, frozen=True):
     duration: float
     """Seconds on the host's clock."""
     allocated: int
-    """Bytes at its end: of the device's allocator, or the process's resident memory where no device is used; -1: not known."""
+    """Bytes at its end, of the device's allocator, or resident ones where no device is used; -1: not known."""
 
 
 class ModuleTrace(msgspec.Struct, kw_only=True, frozen=True):

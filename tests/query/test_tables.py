@@ -14,6 +14,7 @@ from guardrun.supervisor.query.bounds import Bounds, FailedError
 from guardrun.supervisor.query.run_query import TABLES, QueryResult, RunQuery
 from guardrun.supervisor.rundir.journal import NAME
 from guardrun.supervisor.rundir.run_directory import RunFile
+from guardrun.supervisor.rundir.traces import ModuleTrace, TraceRow, write_trace
 from tests.query.conftest import DEVICE, NODE, append, look, make_run, report, story
 from tests.support.journals import FOLDER as JOURNALS
 from tests.support.journals import read as read_journal
@@ -74,6 +75,16 @@ def test_every_table_has_rows_and_every_column_a_value(full: Run) -> None:
         "events": {"error"},
         "attempts": {"error"},
     }
+
+
+def test_rows_of_a_trace_that_had_no_room_are_counted(full: Run) -> None:
+    rows_of_one = [TraceRow(1, "x", "forward", 0.1, -1)]
+    for rank in range(2):
+        told = ModuleTrace(number=2, rank=rank, node=NODE, attempt=0, at_s=9.0, rows=rows_of_one, left_out=5)
+        write_trace(full[0], told)
+    found = ask(full, "SELECT rank, allocated FROM python.torch_trace WHERE request = 2")
+    assert found.answer.rows == [(0, None), (1, None)]
+    assert found.notes == ["python.torch_trace: of request 2 the ranks had no room for 10 more rows"]
 
 
 def test_steps_are_what_was_added_between_two_reports(full: Run) -> None:
