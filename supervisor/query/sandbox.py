@@ -154,7 +154,7 @@ class Sandbox:
         self._start_clock()
         try:
             self._connection.execute(prefix + sql.encode("utf-8", "replace").decode()).close()
-        except (sqlite3.Error, sqlite3.Warning, MemoryError, OverflowError) as error:
+        except (sqlite3.Error, sqlite3.Warning, MemoryError, OverflowError, ValueError) as error:
             raise RefusedError(self._refused or self._why_stopped or self._describe(error, sql)) from None
         finally:
             self._connection.set_progress_handler(None, PROGRESS)
@@ -212,7 +212,7 @@ class Sandbox:
         try:
             with self._interruptible(), Watchdog(self._bounds.seconds + GRACE_S), self._memory():
                 return self._fetch(sql.encode("utf-8", "replace").decode())
-        except (MemoryError, sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeDecodeError) as error:
+        except (MemoryError, sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
             if self._why_stopped == "interrupted":
                 raise KeyboardInterrupt from None
             raise FailedError(self._refused or self._why_stopped or self._why(error)) from None

@@ -11,6 +11,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -319,29 +321,40 @@ class Terminal:
         return self.seen[at:]
 
     def _read(self) -> bool:
-        try:
+        with suppress(OSError):
             self.seen += os.read(self._fd, 65536).decode(errors="replace").replace("\r", "")
-        except (BlockingIOError, OSError):
-            pass
         return True
 
-    def close(self) -> int:
+    def end(self) -> int:
         """Type Ctrl-D, and answer the exit code."""
         os.write(self._fd, b"\x04")
-        wait_until(
-            lambda: self._read() and os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT),
-            60.0,
-            "its end",
-        )
-        _, status = os.waitpid(self._pid, 0)
+        wait_until(self._has_ended, 60.0, "its end")
+        pid, self._pid = self._pid, 0
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    def _has_ended(self) -> bool:
+        self._read()
+        return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def close(self) -> None:
+        """Whatever has become of it."""
         os.close(self._fd)
-        return os.waitstatus_to_exitcode(status)
+        if self._pid:
+            os.kill(self._pid, signal.SIGKILL)
+            os.waitpid(self._pid, 0)
 
 
-def test_at_a_terminal(recorded: Path, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    home.mkdir()
-    terminal = Terminal(recorded.parents[1], home)
+@pytest.fixture
+def terminal(recorded: Path, tmp_path: Path) -> Iterator[Terminal]:
+    (tmp_path / "home").mkdir()
+    opened = Terminal(recorded.parents[1], tmp_path / "home")
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_at_a_terminal(terminal: Terminal, tmp_path: Path) -> None:
     terminal.type("", "query> ")
     assert "7919" in terminal.type("SELECT 7919 AS prime\n;\n", "1 row\n")
     assert "python.torch_trace" in terminal.type("SELECT count(*) FROM python.to\t;\n", "is empty: no module times")
@@ -351,8 +364,8 @@ def test_at_a_terminal(recorded: Path, tmp_path: Path) -> None:
     terminal.type(f"{endless}\n", endless[-20:])
     terminal.type("\x03", "interrupted")
     assert "6841" in terminal.type("SELECT 6841;\n", "1 row\n")
-    assert terminal.close() == 0
-    assert list(home.iterdir()) == []
+    assert terminal.end() == 0
+    assert list((tmp_path / "home").iterdir()) == []
 
 
 def test_ctrl_c_ends_one_query(recorded: Path) -> None:

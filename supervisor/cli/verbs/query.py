@@ -160,12 +160,19 @@ def _prompt(call: Call, run_dir: Path) -> int:
         except KeyboardInterrupt:
             call.out.aside("interrupted")
 
+    def read(prompt: str) -> str:
+        try:
+            return input(prompt)
+        except KeyboardInterrupt:
+            call.out.line()  # what was being typed is left, and the next line begins
+            raise
+
     commands = {
         ".schema": lambda rest: _ignore(_schema(call, rest)),
         ".examples": lambda _: print_examples(call.out),
         ".help": lambda _: call.out.line(_HELP),
     }
-    prompt = Prompt(input, run, commands)
+    prompt = Prompt(read, run, commands)
     call.out.line(f"Run {run_dir.name}. .help says what there is besides SQL.", "dim")
     with completion(Completer(TABLES, (*commands, ".quit")), lambda: prompt):
         prompt.loop()

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import JustifyMethod
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -79,25 +81,40 @@ def _csv(answer: Answer) -> str:
 
 
 def _print_table(out: Output, answer: Answer) -> None:
-    table = RichTable(
-        box=SIMPLE_HEAD if out.is_terminal else None, pad_edge=False, header_style="dim", show_header=True
-    )
     limit = MAX_SHOWN if out.is_terminal else None
+    names = [_shown(name, limit) for name in answer.columns]
     cells = [[_shown(cell, limit) for cell in row] for row in answer.rows]
-    for number, name in enumerate(answer.columns):
-        is_number = all(isinstance(row[number], int | float | None) for row in answer.rows)
+    are_numbers = [
+        bool(answer.rows) and all(isinstance(row[number], int | float | None) for row in answer.rows)
+        for number, _ in enumerate(names)
+    ]
+    if not out.is_terminal:
+        out.text(_plain_table(names, cells, are_numbers))
+        return
+    table = RichTable(box=SIMPLE_HEAD, pad_edge=False, header_style="dim")
+    for number, name in enumerate(names):
         is_short = all(len(row[number]) <= 12 for row in cells)
-        table.add_column(
-            Text(_shown(name, limit)),
-            overflow="fold",
-            justify="right" if is_number and answer.rows else "left",
-            no_wrap=is_short and out.console.width >= 60,
-        )
+        side: JustifyMethod = "right" if are_numbers[number] else "left"
+        no_wrap = is_short and out.console.width >= 60
+        table.add_column(Text(name), overflow="fold", justify=side, no_wrap=no_wrap)
     for row in cells:
         table.add_row(*map(Text, row))
     out.print(table)
-    if out.is_terminal:
-        out.line(f"{len(cells):,} row{'' if len(cells) == 1 else 's'}", "dim")
+    out.line(f"{len(cells):,} row{'' if len(cells) == 1 else 's'}", "dim")
+
+
+def _plain_table(names: list[str], cells: list[list[str]], are_numbers: list[bool]) -> str:
+    """In a pipe nothing is folded, and rich would take seconds for ten thousand rows."""
+    lines = [names, *cells]
+    widths = [max(cell_len(line[number]) for line in lines) for number, _ in enumerate(names)]
+    text = []
+    for line in lines:
+        padded = [
+            " " * (width - cell_len(cell)) + cell if is_number else cell + " " * (width - cell_len(cell))
+            for cell, width, is_number in zip(line, widths, are_numbers, strict=True)
+        ]
+        text.append("  ".join(padded).rstrip() + "\n")
+    return "".join(text)
 
 
 def _shown(cell: Any, limit: int | None) -> str:
