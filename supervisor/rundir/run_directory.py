@@ -6,6 +6,7 @@ RUN/summary.json            at the end
 RUN/preflight.json          what the pre-flight found (supervisor/preflight/preflight_process.py)
 RUN/run.json                RunFile: what a supervisor, and guardctl, need to know
 RUN/looks/LOOK/             raw stacks of looks that no incident has taken up yet
+RUN/traces/NNN-rank-R.json  module times that a rank measured because a person asked for them (`guardctl trace`)
 RUN/guardrun.log            structlog JSON of launcher and supervisor
 """
 

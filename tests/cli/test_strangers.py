@@ -13,6 +13,7 @@ import pytest
 
 from guardrun.supervisor.cli.base.verb import CtlError
 from guardrun.supervisor.cli.verbs.node_agent import check_program
+from guardrun.supervisor.query.run_query import TABLES
 from guardrun.supervisor.rundir.run_directory import read_run_file
 from guardrun.supervisor.wire.control_messages import CONTROL_SOCKET, Answer
 from tests.cli.conftest import NODE, Ctl, FakeSupervisor, make_run, record_journal
@@ -56,6 +57,7 @@ def test_another_users_run_is_one_sentence(recorded: Path, tmp_path: Path) -> No
         give(recorded, neighbour.uid)
         asked: list[tuple[str, ...]] = [(verb, "vocab-1") for verb in VERBS]
         asked += [(verb, "--run=vocab-1") for verb in ("config", "stacks")]
+        asked += [("query", "SELECT * FROM events", "--run=vocab-1")]
         asked += [("show", "001", "--run=vocab-1"), ("status", "./guardrun-runs/vocab-1"), ("status",)]
         for mode, calls in ((0o700, asked), (0o755, asked[:3])):
             recorded.chmod(mode)
@@ -158,9 +160,12 @@ def test_what_a_user_lays_into_a_run_neither_holds_root_up_nor_leads_it_elsewher
         NEIGHBOUR,
         f"rm {first}/incident.json {second}/incident.json {recorded}/summary.json {recorded}/events.jsonl; "
         f"mkfifo {first}/incident.json {recorded}/summary.json; ln -s {secret} {second}/incident.json; "
-        f"ln -s {secret} {recorded}/events.jsonl",
+        f"ln -s {secret} {recorded}/events.jsonl; mkfifo {recorded}/events.jsonl.1; "
+        f"ln -s {tmp_path} {recorded}/looks/1-1; mkdir {recorded}/traces; mkfifo {recorded}/traces/001-rank-0.json",
         recorded,
     )
+    for table in TABLES:
+        assert "of root alone" not in ctl("query", f"SELECT * FROM {table.name}")
     assert ctl.json("incidents")["incidents"] == []
     assert "of root alone" not in ctl("status") and "of root alone" not in json.dumps(ctl.json("report"))
 

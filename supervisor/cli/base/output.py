@@ -58,6 +58,11 @@ class Output:
         """Print a line; control characters in it are written out, line breaks kept."""
         self.print(Text(clean(text, keep_lines=True), style=style))
 
+    def text(self, text: str) -> None:
+        """Write text of lines as it stands: whoever made it has made it harmless."""
+        self._file.write(text)
+        self._file.flush()
+
     def print(self, what: RenderableType) -> None:
         """Print anything that rich can; on a pipe without the blanks it pads lines with."""
         if self.is_terminal:

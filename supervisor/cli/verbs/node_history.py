@@ -1,20 +1,21 @@
-"""`guardctl node history`: what has been on this node, as its agent has kept it."""
+"""`guardctl node history`: what has been on this node, as its agent has kept it. SQLite is imported only then."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import sqlite3
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from guardrun.supervisor.agent.history.history import NAME, Query, read_file
 from guardrun.supervisor.base.node_state import SYSTEM_FOLDER
 from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, read_config
 from guardrun.supervisor.client.agent_client import RefusedError, Unreachable, ask
 from guardrun.supervisor.quarantine.record_places import absolute_folders
 from guardrun.supervisor.report.elements.quantities import iso_time, parse_iso_time
+
+if TYPE_CHECKING:
+    from guardrun.supervisor.agent.history.history import Query
 
 KINDS = ("happening", "finding", "quarantine", "job", "agent", "clock")
 TIMEOUT_S = 10.0
@@ -52,6 +53,8 @@ def parse_when(text: str, now_wall_s: float) -> float:
 
 
 def _run(call: Call) -> int:
+    from guardrun.supervisor.agent.history.history import Query
+
     arguments, now_s = call.arguments, time.time()
     query = Query(
         since_wall_s=parse_when(arguments.since, now_s),
@@ -72,6 +75,10 @@ def _run(call: Call) -> int:
 
 def _ask(call: Call, query: Query) -> dict[str, Any]:
     """From the agent, or from its file where it does not answer. Raises CtlError where there is neither."""
+    import sqlite3
+
+    from guardrun.supervisor.agent.history.history import NAME, read_file
+
     try:
         return ask("history", query._asdict(), timeout_s=TIMEOUT_S)
     except RefusedError as refused:

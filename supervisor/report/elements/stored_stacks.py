@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from guardrun.supervisor.base.own_files import open_own
@@ -36,15 +37,18 @@ def _natural(part: str) -> tuple[int, str]:
 
 def read_stacks(folder: Path) -> list[Stack]:
     """The stacks in the files at the top of folder. What cannot be read or isn't understood is left out."""
-    found: list[Stack] = []
+    return list(iterate_stacks(folder))
+
+
+def iterate_stacks(folder: Path) -> Iterator[Stack]:
+    """The same, one file after the other."""
     for name in [name for name in list_files(folder) if _NAME.fullmatch(name)][:MAX_FILES]:
         try:
             with open(open_own(folder / name, is_anybodys=True), "rb") as file:
                 text = file.read(MAX_FILE_BYTES).decode("utf-8", "replace")
         except OSError:
             continue
-        found += parse_process(name, text)
-    return found
+        yield from parse_process(name, text)
 
 
 def parse_process(name: str, text: str) -> list[Stack]:

@@ -1,0 +1,90 @@
+"""A real job of two ranks, asked while it trains, while it hangs, and after all of it was killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from guardrun.supervisor.client.supervisor_client import ask
+from guardrun.supervisor.query.bounds import Bounds
+from guardrun.supervisor.query.run_query import QueryResult, RunQuery
+from guardrun.supervisor.rundir.run_directory import read_run_file
+from guardrun.supervisor.wire.control_messages import Answer
+from tests.diagnose.conftest import Commanded, start_commanded
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.real("py-spy")
+
+WATCHED = '[policy]\nact = false\n[hang]\nfloor_s = 3\nsensitivity = "eager"\nscale = 0.5\n'
+STACKS = "SELECT func, file, lineno, depth FROM python.backtrace ORDER BY depth LIMIT 10"
+BLOCKED = "SELECT pid FROM python.backtrace WHERE rank = 1 AND is_main AND func = 'fetch_vocabulary_update'"
+
+
+def query(job: Commanded, sql: str, *, is_over: bool = False) -> QueryResult:
+    run_dir = job.run.run_dir
+    assert run_dir is not None
+    run = read_run_file(run_dir)
+
+    def ask_it(verb: str, arguments: dict[str, Any], timeout_s: float) -> Answer:
+        return ask(run, run_dir, verb, arguments, timeout_s)
+
+    return RunQuery(run_dir, run, None if is_over else ask_it, "it is over", Bounds(seconds=60.0)).answer(sql)
+
+
+def test_a_job_that_trains_hangs_and_is_killed(tmp_path: Path) -> None:
+    """Long: one job in each of its states."""
+    starter, job = start_commanded(tmp_path, None, config=WATCHED)
+    try:
+        trains(job)
+        hangs(job)
+        killed(job)
+    finally:
+        starter.close()
+
+
+def trains(job: Commanded) -> None:
+    ranks = query(job, "SELECT rank, pid, state, hooks FROM ranks ORDER BY rank").answer.rows
+    assert [(row[0], row[1], row[3]) for row in ranks] == [(rank, job.pid_of(rank), 1) for rank in range(2)]
+    command = [sys.executable, "-m", "guardrun.supervisor.cli.guardctl", "query", "--json"]
+    done = subprocess.run([*command, STACKS], cwd=job.folder, capture_output=True, text=True, timeout=120, check=True)
+    data = msgspec.json.decode(done.stdout)
+    assert 2 <= len(data["rows"]) <= 10 and [row["depth"] for row in data["rows"][:2]] == [0, 0]
+    assert done.stderr.startswith("guardctl: python.backtrace: as of ") and done.stderr.endswith(" s ago\n")
+    both = "SELECT DISTINCT rank FROM python.backtrace WHERE file LIKE '%/commanded.py' ORDER BY rank"
+    assert query(job, both).answer.rows == [(0,), (1,)]
+
+
+def hangs(job: Commanded) -> None:
+    job.suffer("block")
+    [found] = wait_until(lambda: query(job, BLOCKED).answer.rows, 60.0, "rank 1 in its download")
+    assert found == (job.pid_of(1),)
+    waits = "SELECT DISTINCT op FROM collectives WHERE rank = 0 AND state <> 'completed'"
+    assert query(job, waits).answer.rows == [("all_reduce",)]
+    assert query(job, "SELECT rank FROM collectives WHERE state = 'inside'").answer.rows == [(0,)]
+    # What a query of live stacks takes, beyond the look that `stacks` takes as well.
+    began_s = time.process_time()
+    told = query(job, STACKS)
+    assert time.process_time() - began_s < 0.5
+    assert told.as_of["python.backtrace"]["age_s"] < 60
+    looks = "SELECT count(*) FROM events WHERE type = 'look_taken'"
+    wait_until(lambda: query(job, looks).answer.rows[0][0], 120.0, "guardrun's own look")
+
+
+def killed(job: Commanded) -> None:
+    [supervisor] = job.run.find("guardrund")
+    os.kill(supervisor.pid, signal.SIGKILL)
+    os.kill(job.run.pid, signal.SIGKILL)
+    job.run.process.wait(60)
+    told = query(job, BLOCKED, is_over=True)
+    assert len(told.answer.rows) == 1
+    assert told.notes[0].startswith("python.backtrace: as of the look ") and told.notes[0].endswith("(it is over)")
+    attempts = query(job, "SELECT attempt, ranks, ended_s FROM attempts", is_over=True).answer.rows
+    assert attempts == [(0, 2, None)]
