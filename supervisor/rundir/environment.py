@@ -111,7 +111,7 @@ def add_environment(run_dir: Path, new: Environment) -> bool:
     known, _ = read_environments(run_dir)
     if known and _said(known[-1]) == _said(new):
         return False
-    kept = [*known[:MAX_RECORDS - 1], new]
+    kept = [*known[: MAX_RECORDS - 1], new]
     write_own(run_dir / NAME, msgspec.json.format(encode_json(_File(records=kept))))
     return True
 

@@ -5,9 +5,10 @@ Two questions are asked of a loss or a norm:
 - Where both have values of single steps: up to which step are they equal to the last bit? Runs of the same code, data
   and seed are, where nothing in them is nondeterministic: the first step that is not is where something differed.
 - Up to which step do they differ by no more than noise? The steps that both have are cut into stretches, and each run's
-  median of a stretch is held against the other's. Noise is how far a run's values lie from a line through the stretch
-  (median absolute deviation, as a standard deviation), and what a median of n of them is off by: SIGMAS times that,
-  with a quarter of n, since losses of neighbouring steps go together. Two stretches in a row must be apart to the same
+  median of a stretch is held against the other's; where both have the same steps, the median of their differences
+  against 0. Noise is how far the values lie from a line through the stretch (median absolute deviation, as a standard
+  deviation), and what a median of n of them is off by: SIGMAS times that, with a quarter of n, since losses of
+  neighbouring steps go together. Two stretches in a row must be apart to the same
   side, or the last one by ALONE times as much. So what differs in its seed alone differs from the first step on, and
   by no more than noise.
 
@@ -33,7 +34,7 @@ Points = Sequence[tuple[int, float]]
 SIGMAS = 4.0
 STRETCHES = 32
 LEAST = 8
-"""Values of each run that noise is told of; a stretch has half as many at least."""
+"""Values of each run in a stretch, as a rule."""
 INDEPENDENT = 4
 """So many neighbours tell as much as one."""
 LEAST_SHARE = 0.002
@@ -85,6 +86,9 @@ def compare_values(a: Curve, b: Curve) -> CurveComparison | None:
     of_a: Points = [(step, one) for step, one, _ in pairs] if is_paired else _within(a.points, first, last)
     of_b: Points = [(step, other) for step, _, other in pairs] if is_paired else _within(b.points, first, last)
     of_a, of_b = _finite(of_a), _finite(of_b)
+    if is_paired:  # still the same steps
+        both = {step for step, _ in of_a} & {step for step, _ in of_b}
+        of_a, of_b = ([point for point in points if point[0] in both] for points in (of_a, of_b))
     fewest = min(len(of_a), len(of_b))
     judged = fewest >= LEAST
     differs_from, noise, final = _apart(of_a, of_b, first, last, is_paired) if judged else (None, None, None)
@@ -180,18 +184,7 @@ def _apart(
     parts = _stretches(a, b, first, last)
     if not parts:
         return None, None, None
-    # A short stretch may look quieter than the run is.
-    least_a, least_b = median(part.scatter_a for part in parts), median(part.scatter_b for part in parts)
-    excess = []
-    """Of each how far b lies from a, in limits."""
-    for part in parts:
-        one, other = _middle(part.a), _middle(part.b)
-        error_a = _error(max(part.scatter_a, least_a), len(part.a))
-        limit = SIGMAS * math.hypot(error_a, _error(max(part.scatter_b, least_b), len(part.b)))
-        if not is_paired:
-            limit += TREND_SHARE * max(abs(_trend(part.a)), abs(_trend(part.b)))
-        limit = max(limit, LEAST_SHARE * max(abs(one), abs(other)))
-        excess.append((other - one) / limit if limit else 0.0)
+    excess = _excess_paired(parts) if is_paired else _excess(parts)
     noise, final = max(parts[-1].scatter_a, parts[-1].scatter_b), (_middle(parts[-1].a), _middle(parts[-1].b))
     for place, (part, away) in enumerate(zip(parts, excess, strict=True)):
         is_last = place + 1 == len(parts)
@@ -201,8 +194,37 @@ def _apart(
     return None, noise, final
 
 
+def _excess(parts: Sequence[_Stretch]) -> list[float]:
+    """Of each stretch how far b lies from a, in limits."""
+    # A short stretch may look quieter than the run is.
+    least_a, least_b = median(part.scatter_a for part in parts), median(part.scatter_b for part in parts)
+    found = []
+    for part in parts:
+        error_a = _error(max(part.scatter_a, least_a), len(part.a))
+        limit = SIGMAS * math.hypot(error_a, _error(max(part.scatter_b, least_b), len(part.b)))
+        limit += TREND_SHARE * max(abs(_trend(part.a)), abs(_trend(part.b)))
+        found.append(_in_limits(_middle(part.b) - _middle(part.a), limit, part))
+    return found
+
+
+def _excess_paired(parts: Sequence[_Stretch]) -> list[float]:
+    """Likewise, of the same steps: what both have in common, as of the same samples, is no noise then."""
+    away = [[(step, other - one) for (step, one), (_, other) in zip(part.a, part.b, strict=True)] for part in parts]
+    scatters = [_scatter(points) for points in away]
+    least = median(scatters)
+    return [
+        _in_limits(_middle(points), SIGMAS * _error(max(scatter, least), len(points)), part)
+        for part, points, scatter in zip(parts, away, scatters, strict=True)
+    ]
+
+
+def _in_limits(away: float, limit: float, part: _Stretch) -> float:
+    limit = max(limit, LEAST_SHARE * max(abs(_middle(part.a)), abs(_middle(part.b))))
+    return away / limit if limit else 0.0
+
+
 def _stretches(a: Points, b: Points, first: int, last: int) -> list[_Stretch]:
-    count = max(1, min(STRETCHES, 2 * min(len(a), len(b)) // LEAST))
+    count = max(1, min(STRETCHES, min(len(a), len(b)) // LEAST))
     edges = [first + (last + 1 - first) * n / count for n in range(count + 1)]
     parts = []
     for low, high in itertools.pairwise(edges):

@@ -7,6 +7,7 @@ What one of both does not know is no difference: it is told apart, as not known.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import PurePath
 from statistics import median
 
 import msgspec
@@ -149,7 +150,11 @@ def _arguments(a: RunFacts, b: RunFacts, found: Found) -> None:
     elif not differing:
         found.add("arguments", "order of the arguments", " ".join(own_a), " ".join(own_b))
     if program_a[1:] != program_b[1:]:
-        found.add("code", "script", " ".join(program_a[1:]), " ".join(program_b[1:]))
+        # Where the contents are known, they tell whether it is another script.
+        is_read = all(run.environment is not None and run.environment.files for run in (a, b))
+        names = {PurePath(program[-1]).name for program in (program_a, program_b)}
+        kind = "place" if is_read and len(names) == 1 else "code"
+        found.add(kind, "script", " ".join(program_a[1:]), " ".join(program_b[1:]))
     elif program_a[:1] != program_b[:1]:
         found.add("place", "interpreter", program_a[0], program_b[0])
 

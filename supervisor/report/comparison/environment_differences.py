@@ -79,6 +79,8 @@ def _code(a: Environment, b: Environment, found: Found) -> None:
         if not changed:
             count = len(a.files)
             found.same.append(f"the script{f' and {count - 1} modules of its own' if count > 1 else ''}")
+    if a.more_files or b.more_files:
+        found.unknown.append(f"the content of more modules than {len(a.files)} and {len(b.files)}")
     if a.arguments.keys() & b.arguments.keys() and not _digests(
         "arguments", a.arguments, b.arguments, found, "content of "
     ):

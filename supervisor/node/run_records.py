@@ -1,0 +1,63 @@
+"""What is kept of a run for comparing it with others: RUN/environment.json and RUN/steps.csv, by whoever has rank 0.
+
+Nothing here is waited for by the loop, and training knows nothing of it: files are read by a thread of its own, which
+may stand in a dead file system for as long as it likes, and written by the run's writer. What can't be written is lost.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from guardrun.hooks.wire.messages import EnvironmentTold
+from guardrun.supervisor.base.background_work import BackgroundWriter
+from guardrun.supervisor.base.log import log
+from guardrun.supervisor.collect.ranks.environment import read_environment
+from guardrun.supervisor.rundir.environment import add_environment
+from guardrun.supervisor.rundir.run_directory import RunFile
+from guardrun.supervisor.rundir.step_values import StepsFile, StepValues
+
+END_S = 0.5
+"""At the end: how long what a short script told with its last words may take to be read."""
+
+
+class RunRecords:
+    """One run's."""
+
+    def __init__(self, run_dir: Path, run: RunFile, writer: BackgroundWriter) -> None:
+        self._run_dir = run_dir
+        self._run = run
+        self._writer = writer
+        self._steps = StepsFile(run_dir)
+        self._thread: threading.Thread | None = None
+
+    def note_steps(self, attempt: int, values: Sequence[StepValues]) -> None:
+        """Keep values of single steps."""
+        if values:
+            self._writer.put(lambda: self._steps.add(attempt, values))
+
+    def note_environment(self, told: EnvironmentTold) -> None:
+        """Read what a rank names, and keep it. One at a time: while one is under way, others are dropped."""
+        if told.global_rank or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._thread = threading.Thread(target=self._read, args=(told,), name="guardrun-environment", daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:  # no more threads may be started
+            self._thread = None
+
+    def _read(self, told: EnvironmentTold) -> None:
+        run = self._run
+        try:
+            found = read_environment(told, run.script, run.cwd, session=run.session, node=run.node, wall_s=time.time())
+        except Exception:
+            log.exception("environment_not_read")
+            return
+        self._writer.put(lambda: add_environment(self._run_dir, found))
+
+    def close(self) -> None:
+        """Before the writer is closed."""
+        if self._thread is not None:
+            self._thread.join(END_S)
