@@ -90,7 +90,7 @@ INNER_FLAGS: Mapping[str, str] = {
 
 
 def describe(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of messages.EnvironmentTold."""
+    """The fields of messages.EnvironmentReported."""
     torch = sys.modules.get("torch")
     modules, more = find_own_modules()
     return {

@@ -166,7 +166,7 @@ class Heartbeat:
             with self._rank.import_lock:
                 from guardrun.hooks.beat.environment_report import describe
 
-            self._send("EnvironmentTold", describe(os.environ))
+            self._send("EnvironmentReported", describe(os.environ))
         except Exception as error:
             self._rank.fail("environment", error)
 

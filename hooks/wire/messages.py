@@ -195,7 +195,7 @@ class Ended(_Message, frozen=True, kw_only=True, tag="ended"):
     at_ns: int
 
 
-class EnvironmentTold(_Message, frozen=True, kw_only=True, tag="environment"):
+class EnvironmentReported(_Message, frozen=True, kw_only=True, tag="environment"):
     """What global rank 0 computes with; once an attempt, when its first step is done."""
 
     script: str
@@ -243,7 +243,7 @@ RankMessage = (
     | GradientsGrew
     | BatchesLeftOut
     | Ended
-    | EnvironmentTold
+    | EnvironmentReported
     | HookFailed
     | Noted
 )

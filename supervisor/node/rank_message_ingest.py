@@ -42,7 +42,7 @@ class RankMessageIngest:
         sampler: Sampler,
         on_saved: Callable[[str, int, float, int, int], None],
         on_loaded: Callable[[msg.CheckpointLoaded], None],
-        on_environment: Callable[[msg.EnvironmentTold], None] = lambda message: None,
+        on_environment: Callable[[msg.EnvironmentReported], None] = lambda message: None,
     ) -> None:
         """on_saved gets path, step, wall time, inode and attempt of each save; what these do must not take time."""
         self._clock = clock
@@ -208,7 +208,7 @@ class RankMessageIngest:
             return [left_out]
         elif isinstance(message, msg.Ended):
             return [ev.RankEnded(attempt=attempt, global_rank=rank)]
-        elif isinstance(message, msg.EnvironmentTold):
+        elif isinstance(message, msg.EnvironmentReported):
             self._on_environment(message)
         elif isinstance(message, msg.HookFailed):
             self.failed_hooks.append(f"rank {rank}: {message.hook}: {message.error}"[:500])

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from guardrun.hooks.wire.messages import EnvironmentTold
+from guardrun.hooks.wire.messages import EnvironmentReported
 from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.collect.ranks.environment import read_environment
@@ -38,7 +38,7 @@ class RunRecords:
         if values:
             self._writer.put(lambda: self._steps.add(attempt, values))
 
-    def note_environment(self, told: EnvironmentTold) -> None:
+    def note_environment(self, told: EnvironmentReported) -> None:
         """Read what a rank names, and keep it. One at a time: while one is under way, others are dropped."""
         if told.global_rank or (self._thread is not None and self._thread.is_alive()):
             return
@@ -48,7 +48,7 @@ class RunRecords:
         except RuntimeError:  # no more threads may be started
             self._thread = None
 
-    def _read(self, told: EnvironmentTold) -> None:
+    def _read(self, told: EnvironmentReported) -> None:
         run = self._run
         try:
             found = read_environment(told, run.script, run.cwd, session=run.session, node=run.node, wall_s=time.time())

@@ -15,6 +15,7 @@ from guardrun.supervisor.rundir.environment import Environment, FileDigest, add_
 from guardrun.supervisor.rundir.journal import Journal
 from guardrun.supervisor.rundir.step_values import StepsFile, StepValues
 from tests.cli.conftest import NODE, Ctl, make_run
+from tests.report.soundness import check
 
 SCRIPT = ["/usr/bin/python3", "-u", "train.py", "--lr", "0.1"]
 
@@ -143,3 +144,24 @@ def test_words_that_would_steer_a_terminal(ctl: Ctl, runs: Path) -> None:
     make_run(runs, "two", script=["python", "train.py", "--name", "\x1b]0;x\x07"])
     assert "\x1b" not in ctl("compare", "one", "two")
     assert msgspec.json.decode(ctl("compare", "one", "two", "--json"))
+
+
+def test_a_page(ctl: Ctl, pair: tuple[Path, Path], tmp_path: Path) -> None:
+    page = tmp_path / "two.html"
+    assert ctl("compare", "one", "two", "--html", "two.html").splitlines()[-1] == str(page)
+    assert "from step 11 on they differ" in check(page.read_text())
+    assert ctl.json("compare", "one", "two")["page"] is None
+    assert ctl.json("compare", "one", "two", "--html", "two.html")["page"] == str(page)
+    for bad in ("nowhere/two.html", "guardrun-runs"):
+        ctl("compare", "one", "two", "--html", bad, code=1)
+
+
+@pytest.mark.real("root")
+def test_a_strangers_run_is_nobody_elses(ctl: Ctl, pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    for path in (pair[1], *pair[1].rglob("*")):
+        os.chown(path, 4711, 4711)
+    assert ctl.json("compare", "one", "two")["b"]["run_id"] == "two", "root reads whoever's runs"
+    # A link of theirs that leads to somebody else's file is not followed, whoever asks.
+    (pair[1] / "steps.csv").unlink()
+    (pair[1] / "steps.csv").symlink_to(pair[0] / "steps.csv")
+    assert ctl.json("compare", "one", "two")["b"]["missing"] == [f"{pair[1] / 'steps.csv'} is a link"]

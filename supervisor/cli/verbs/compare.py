@@ -20,6 +20,7 @@ from guardrun.supervisor.cli.base.verb import (
     guard_dir,
     is_alive,
     read_run,
+    write_named,
 )
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ MAX_POINTS = 2000
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="RUN", help="a run's id or its folder, or latest")
     parser.add_argument("b", metavar="RUN", help="the other one's; a folder may lie in another --guard-dir")
+    parser.add_argument("--html", metavar="FILE", help="write a page, too, with both curves")
 
 
 def _run(call: Call) -> int:
@@ -49,10 +51,18 @@ def _run(call: Call) -> int:
     if a.run_id == b.run_id:  # of two guard directories
         a.run_id, b.run_id = f"{a.run_id} (A)", f"{b.run_id} (B)"
     found = compare_runs(a, b)
+    path = call.cwd / call.arguments.html if call.arguments.html else None
+    if path is not None:
+        from guardrun.supervisor.report.comparison.comparison_page import comparison_html
+
+        write_named(path, comparison_html(a, b, found).encode("utf-8", "replace"))
     if call.out.is_json:
-        call.out.json(_plain({"a": _data(a), "b": _data(b), **msgspec.to_builtins(found, str_keys=True)}))
-    else:
-        _print(call.out, a, b, found)
+        told = msgspec.to_builtins(found, str_keys=True)
+        call.out.json(_plain({"a": _data(a), "b": _data(b), **told, "page": str(path) if path else None}))
+        return OK
+    _print(call.out, a, b, found)
+    if path is not None:
+        call.out.line(str(path))
     return OK
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from guardrun.hooks.wire.messages import EnvironmentTold
+from guardrun.hooks.wire.messages import EnvironmentReported
 from guardrun.supervisor.base.redaction import redact_text, redact_values
 from guardrun.supervisor.rundir.environment import DIGEST_CHARS, Environment, FileDigest, Repository
 
@@ -81,7 +81,7 @@ class FileReader:
 
 
 def read_environment(
-    told: EnvironmentTold, script: Sequence[str], cwd: str, *, session: int, node: str, wall_s: float
+    told: EnvironmentReported, script: Sequence[str], cwd: str, *, session: int, node: str, wall_s: float
 ) -> Environment:
     """All of it. script, cwd: as run.json has them. Never raises for what lies on disk."""
     reader = FileReader(os.geteuid())

@@ -7,11 +7,12 @@ from guardrun.supervisor.report.comparison.curves import CurveComparison
 
 def value_words(one: CurveComparison) -> str:
     """Of losses and norms: a sentence without its full stop."""
-    parts = [_bits(one), _noise(one), _final(one)]
+    parts = [bit_words(one), _noise(one), _final(one)]
     return "; ".join(part for part in parts if part)
 
 
-def _bits(one: CurveComparison) -> str:
+def bit_words(one: CurveComparison) -> str:
+    """Up to where they are equal to the last bit."""
     if one.equal is None:
         return "medians over some steps each, which are not compared bit by bit"
     if one.is_equal:

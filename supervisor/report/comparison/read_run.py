@@ -152,9 +152,9 @@ class JournalStory:
             self._has_begun = False
         elif isinstance(event, ev.NodeReport):
             for report in event.ranks:
-                self._take(event.attempt, report)
+                self._note_report(event.attempt, report)
 
-    def _take(self, attempt: int, report: ev.RankReport) -> None:
+    def _note_report(self, attempt: int, report: ev.RankReport) -> None:
         if report.step:
             if not self._has_begun:
                 self._has_begun = True

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from guardrun.hooks.wire.messages import EnvironmentTold
+from guardrun.hooks.wire.messages import EnvironmentReported
 from guardrun.supervisor.base.redaction import HIDDEN
 from guardrun.supervisor.collect.ranks.environment import (
     MAX_FILE_BYTES,
@@ -25,7 +25,7 @@ NOW_S = 1795e6
 COMMIT, OTHER = "0123456789abcdef0123456789abcdef01234567", "f" * 40
 
 
-def told(folder: Path, **changes: Any) -> EnvironmentTold:
+def told(folder: Path, **changes: Any) -> EnvironmentReported:
     values: dict[str, Any] = {
         "attempt": 0,
         "global_rank": 0,
@@ -40,7 +40,7 @@ def told(folder: Path, **changes: Any) -> EnvironmentTold:
         "variables": {"OMP_NUM_THREADS": "1", "HF_TOKEN": "hunter2hunter2", "HF_ENDPOINT": "https://me:pass@host/x"},
         "device": "",
     }
-    return EnvironmentTold(**{**values, **changes})
+    return EnvironmentReported(**{**values, **changes})
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from guardrun.hooks.beat.environment_report import MAX_MODULES, choose_variables
 from guardrun.hooks.beat.heartbeat import Heartbeat
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
-from guardrun.hooks.wire.messages import EnvironmentTold, HookFailed
+from guardrun.hooks.wire.messages import EnvironmentReported, HookFailed
 from tests.hooks.bed import Bed
 
 SCRIPT = """
@@ -37,11 +37,11 @@ def test_once_and_by_rank_0_alone(tmp_path: Path) -> None:
     with Bed(world_size=2) as bed:
         for rank in range(2):
             bed.start([str(tmp_path / "train.py")], rank=rank, more={"OMP_NUM_THREADS": "1", "SOME_VARIABLE": "no"})
-        told = bed.wait_for(EnvironmentTold)
+        told = bed.wait_for(EnvironmentReported)
         for rank in range(2):
             done_ns = bed.wait_until(Field.STEP, lambda step: step == 3, rank=rank) and time.monotonic_ns()
             bed.wait_until(Field.HEART_NS, lambda at_ns, since_ns=done_ns: at_ns > since_ns + 1e9, rank=rank)
-        assert bed.hear_all(EnvironmentTold) == [told]
+        assert bed.hear_all(EnvironmentReported) == [told]
         assert bed.hear_all(HookFailed) == []
     assert (told.global_rank, told.seed, told.flags["float32_matmul_precision"]) == (0, 1234, "high")
     assert told.script == str(tmp_path / "train.py") and str(tmp_path / "helper.py") in told.modules
@@ -58,7 +58,7 @@ def test_a_script_that_ends_at_once_tells_it_with_its_last_words(rank: Rank) -> 
     rank.words[Field.STEP] = 1
     heart._handle(("Ended", {}))
     heart._handle(("Ended", {}))
-    assert sent == ["Ended", "Ended", "EnvironmentTold", "Ended"]
+    assert sent == ["Ended", "Ended", "EnvironmentReported", "Ended"]
 
 
 def test_modules_are_bounded_and_none_is_made_by_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
