@@ -13,8 +13,7 @@ from guardrun.supervisor.report.comparison.run_facts import Attempt, Curve, RunF
 from guardrun.supervisor.rundir.environment import FileDigest, Repository
 from tests.report.comparison.facts import ENVIRONMENT, curve, recorded, run
 from tests.report.pages import comparison_page
-from tests.report.soundness import check
-from tests.report.test_templates import Hostile
+from tests.report.soundness import Hostile, check
 
 
 def page_of(a: RunFacts, b: RunFacts) -> str:
