@@ -16,6 +16,8 @@ MAX_MODULES = 300
 MAX_PATHS = 200
 MAX_CHARS = 1000
 """Of a path, or a variable's value."""
+MAX_LIST_BYTES = 60_000
+"""Of modules, of sys.path and of variables, each: a message has its bounds (hooks/wire/messages.py)."""
 MAX_VARIABLES = 200
 NOT_OWN = frozenset({"guardrun", "sitecustomize"})
 """Packages."""
@@ -97,7 +99,7 @@ def describe(environ: Mapping[str, str]) -> dict[str, Any]:
         "script": _text(getattr(sys.modules.get("__main__"), "__file__", None)),
         "modules": modules,
         "more_modules": more,
-        "path": [_text(os.path.abspath(entry))[:MAX_CHARS] for entry in sys.path[:MAX_PATHS] if isinstance(entry, str)],
+        "path": _cut([_text(entry) for entry in sys.path[:MAX_PATHS] if isinstance(entry, str)]),
         "runtime": read_runtime(torch),
         "flags": read_flags(torch),
         "seed": _try(lambda: int(torch.initial_seed())) if torch is not None else None,
@@ -110,7 +112,8 @@ def choose_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Those that matter for what is computed."""
     chosen = [name for name in environ if name.startswith(PREFIXES) or name in NAMES]
     kept = sorted(name for name in chosen if name not in OF_THE_RUN)[:MAX_VARIABLES]
-    return {name: environ[name][:MAX_CHARS] for name in kept}
+    room = len(_cut([f"{name}{environ[name][:MAX_CHARS]}" for name in kept]))
+    return {name: environ[name][:MAX_CHARS] for name in kept[:room]}
 
 
 def find_own_modules() -> tuple[list[str], int]:
@@ -130,7 +133,19 @@ def find_own_modules() -> tuple[list[str], int]:
             continue
         if path.startswith(homes) or not path.startswith(prefixes):
             found[_text(path)] = None
-    return list(found)[:MAX_MODULES], max(0, len(found) - MAX_MODULES)
+    kept = _cut(list(found)[:MAX_MODULES])
+    return kept, len(found) - len(kept)
+
+
+def _cut(texts: list[str]) -> list[str]:
+    """The first ones, as many as there is room for."""
+    left, kept = MAX_LIST_BYTES, []
+    for text in texts:
+        left -= len(text) if text.isascii() else 4 * len(text)
+        if left < 0:
+            break
+        kept.append(text)
+    return kept
 
 
 def read_runtime(torch: Any) -> dict[str, str]:

@@ -19,6 +19,10 @@ from guardrun.supervisor.rundir.environment import add_environment
 from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.rundir.step_values import StepsFile, StepValues
 
+EVERY_S = 5.0
+"""Values of single steps are written so often: each write is waited for by whoever writes the journal next."""
+MAX_WAITING = 20_000
+"""Of such values."""
 END_S = 0.5
 """At the end: how long what a short script told with its last words may take to be read."""
 
@@ -31,10 +35,23 @@ class RunRecords:
         self._run = run
         self._writer = writer
         self._steps = StepsFile(run_dir)
+        self._waiting: list[StepValues] = []
+        self._attempt = -1
+        """Whose these are."""
+        self._written_s = time.monotonic()
         self._thread: threading.Thread | None = None
 
     def note_steps(self, attempt: int, values: Sequence[StepValues]) -> None:
         """Keep values of single steps."""
+        is_due = time.monotonic() - self._written_s >= EVERY_S or len(self._waiting) >= MAX_WAITING
+        if is_due or attempt != self._attempt:
+            self._write_steps()
+        self._attempt = attempt
+        self._waiting += values
+
+    def _write_steps(self) -> None:
+        attempt, values, self._waiting = self._attempt, self._waiting, []
+        self._written_s = time.monotonic()
         if values:
             self._writer.put(lambda: self._steps.add(attempt, values))
 
@@ -59,5 +76,7 @@ class RunRecords:
 
     def close(self) -> None:
         """Before the writer is closed."""
+        self._write_steps()
+        self._writer.put(self._steps.close)
         if self._thread is not None:
             self._thread.join(END_S)

@@ -46,14 +46,25 @@ class StepsFile:
 
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / NAME
+        self._file: io.FileIO | None = None
 
     def add(self, attempt: int, values: Sequence[StepValues]) -> None:
         """Raises OSError."""
-        with io.FileIO(open_to_add(self._path), "ab") as file:
-            size = file.tell()
-            text = "".join(f"{attempt},{one.step},{_word(one.loss)},{_word(one.grad_norm)}\n" for one in values)
-            if size + len(text) <= MAX_BYTES:
-                file.write(((HEADING if not size else "") + text).encode())
+        if self._file is None:
+            self._file = io.FileIO(open_to_add(self._path), "ab")
+        size = self._file.tell()
+        text = "".join(f"{attempt},{one.step},{_word(one.loss)},{_word(one.grad_norm)}\n" for one in values)
+        if size + len(text) > MAX_BYTES:
+            return
+        data = ((HEADING if not size else "") + text).encode()
+        if self._file.write(data) != len(data):
+            self._file.write(b"\n")  # A full disk took a part: the next line must not be glued to it.
+
+    def close(self) -> None:
+        """Let go of the file; what is added later opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _word(value: float | None) -> str:

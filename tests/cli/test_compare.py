@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ def record(run_dir: Path, *, losses: list[float], rate: float = 0.1, order: str 
             journal.append(event, engine.handle(event, now_s), now_s)
     finally:
         journal.close()
-    StepsFile(run_dir).add(0, [StepValues(step, loss, 1.0) for step, loss in enumerate(losses, start=1)])
+    with closing(StepsFile(run_dir)) as file:
+        file.add(0, [StepValues(step, loss, 1.0) for step, loss in enumerate(losses, start=1)])
 
 
 @pytest.fixture

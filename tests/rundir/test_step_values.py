@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,14 @@ def test_every_digit_comes_back(tmp_path: Path) -> None:
         StepValues(3, None, 5.0),
         StepValues(4, None, None),
     ]
-    file = StepsFile(tmp_path)
-    file.add(0, values[:2])
-    file.add(3, values[2:])
+    with closing(StepsFile(tmp_path)) as file:
+        file.add(0, values[:2])
+    with closing(StepsFile(tmp_path)) as file:
+        file.add(3, values[2:])
     assert list(read_steps(tmp_path)) == [(0, values[0]), (0, values[1]), (3, values[2]), (3, values[3])]
     assert (tmp_path / NAME).read_text().count(HEADING) == 1
-    file.add(3, [StepValues(5, math.nan, None)])
+    with closing(StepsFile(tmp_path)) as file:
+        file.add(3, [StepValues(5, math.nan, None)])
     [*_, (_, last)] = read_steps(tmp_path)
     assert last.loss is not None and math.isnan(last.loss)
 
@@ -57,9 +60,9 @@ def test_steps_that_are_kept() -> None:
 
 def test_a_file_is_full_some_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_values, "MAX_BYTES", 100)
-    file = StepsFile(tmp_path)
-    for step in range(100):
-        file.add(0, [StepValues(step, 1.0, 2.0)])
+    with closing(StepsFile(tmp_path)) as file:
+        for step in range(100):
+            file.add(0, [StepValues(step, 1.0, 2.0)])
     assert (tmp_path / NAME).stat().st_size <= 100
     assert [values.step for _, values in read_steps(tmp_path)] == list(range(len(list(read_steps(tmp_path)))))
 

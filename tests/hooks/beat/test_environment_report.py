@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
+import msgspec
 import pytest
 
 from guardrun.hooks.beat import environment_report
@@ -14,7 +15,7 @@ from guardrun.hooks.beat.environment_report import MAX_MODULES, choose_variables
 from guardrun.hooks.beat.heartbeat import Heartbeat
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
-from guardrun.hooks.wire.messages import EnvironmentReported, HookFailed
+from guardrun.hooks.wire.messages import MAX_MESSAGE_BYTES, EnvironmentReported, HookFailed
 from tests.hooks.bed import Bed
 
 SCRIPT = """
@@ -75,6 +76,20 @@ def test_modules_are_bounded_and_none_is_made_by_being_asked(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     found, more = find_own_modules()
     assert len(found) == MAX_MODULES and more >= 50
+
+
+def test_a_message_has_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths as long as there may be, of modules and of folders, and as many variables."""
+    for number in range(MAX_MODULES):
+        module = ModuleType(f"own{number}")
+        module.__file__ = f"/{number}/{'x' * 900}"
+        monkeypatch.setitem(sys.modules, f"own{number}", module)
+    monkeypatch.setattr(sys, "path", [*sys.path, *(f"/{number}/{'y' * 2000}" for number in range(300))])
+    environ = {f"NCCL_{number}": "é" * 2000 for number in range(500)}
+    fields = describe(environ)
+    assert fields["more_modules"] > 0
+    told = EnvironmentReported(attempt=0, global_rank=0, pid=1, **fields)
+    assert len(msgspec.msgpack.encode(told)) < MAX_MESSAGE_BYTES
 
 
 def test_variables_of_a_run_are_left_out() -> None:
