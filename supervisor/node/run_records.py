@@ -6,9 +6,10 @@ may stand in a dead file system for as long as it likes, and written by the run'
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from guardrun.hooks.wire.messages import EnvironmentReported
@@ -23,6 +24,8 @@ EVERY_S = 5.0
 """Values of single steps are written so often: each write is waited for by whoever writes the journal next."""
 MAX_WAITING = 20_000
 """Of such values."""
+MIN_FREE_BYTES = 16 << 20
+"""What is left on the run directory's file system is for the journal and for checkpoints."""
 END_S = 0.5
 """At the end: how long what a short script told with its last words may take to be read."""
 
@@ -53,7 +56,7 @@ class RunRecords:
         attempt, values, self._waiting = self._attempt, self._waiting, []
         self._written_s = time.monotonic()
         if values:
-            self._writer.put(lambda: self._steps.add(attempt, values))
+            self._put(lambda: self._steps.add(attempt, values))
 
     def note_environment(self, told: EnvironmentReported) -> None:
         """Read what a rank names, and keep it. One at a time: while one is under way, others are dropped."""
@@ -72,7 +75,17 @@ class RunRecords:
         except Exception:
             log.exception("environment_not_read")
             return
-        self._writer.put(lambda: add_environment(self._run_dir, found))
+        self._put(lambda: add_environment(self._run_dir, found))
+
+    def _put(self, work: Callable[[], object]) -> None:
+        """Have it written, if there is room by then."""
+
+        def write() -> None:
+            found = os.statvfs(self._run_dir)
+            if found.f_bavail * found.f_frsize >= MIN_FREE_BYTES:
+                work()
+
+        self._writer.put(write)
 
     def close(self) -> None:
         """Before the writer is closed."""

@@ -46,6 +46,12 @@ class Repository(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Empty: not known."""
     branch: str = ""
     """Empty: detached, or not known."""
+    is_compared: bool = False
+    """`files` were held against the index; what is staged is not held against the commit."""
+    changed: list[str] = []
+    """Those of them that are not what the index has, …"""
+    untracked: list[str] = []
+    """… and those that it does not know; relative to `folder`."""
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -17,6 +17,7 @@ from guardrun.supervisor.rundir.journal import Journal
 from guardrun.supervisor.rundir.step_values import StepsFile, StepValues
 from tests.cli.conftest import NODE, Ctl, make_run
 from tests.report.soundness import check
+from tests.support.journals import read
 
 SCRIPT = ["/usr/bin/python3", "-u", "train.py", "--lr", "0.1"]
 
@@ -167,3 +168,14 @@ def test_a_strangers_run_is_nobody_elses(ctl: Ctl, pair: tuple[Path, Path], monk
     (pair[1] / "steps.csv").unlink()
     (pair[1] / "steps.csv").symlink_to(pair[0] / "steps.csv")
     assert ctl.json("compare", "one", "two")["b"]["missing"] == [f"{pair[1] / 'steps.csv'} is a link"]
+
+
+@pytest.mark.parametrize("case", ["killed", "eval", "poison", "torn", "groups_killed"])
+def test_recorded_runs_of_an_earlier_guardrun(ctl: Ctl, runs: Path, case: str) -> None:
+    """Nothing but the journal: a run and a copy of it do not differ, and another one is no error."""
+    for name, journal in (("one", case), ("two", case), ("other", "sleep")):
+        folder, _ = make_run(runs, name, script=SCRIPT)
+        (folder / "events.jsonl").write_bytes(b"\n".join(read(journal)) + b"\n")
+    data = ctl.json("compare", "one", "two")
+    assert data["differences"] == [] and data["a"]["world_size"] and data["a"]["attempts"]
+    ctl("compare", "one", "other", "--html", "page.html")

@@ -97,3 +97,11 @@ def test_a_file_system_that_does_not_answer_holds_nobody_up(bench: Bench, monkey
     assert len(calls) == 1 and read_environments(bench.folder) == ([], "")
     answers.set()
     wait_until(lambda: all("environment" not in one.name for one in threading.enumerate()), 30, "its thread's end")
+
+
+def test_the_last_room_on_a_disk_is_left_to_others(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_records, "MIN_FREE_BYTES", 1 << 80)
+    bench.records.note_steps(0, [StepValues(1, 1.0, None)])
+    bench.records.note_environment(told(bench.folder / "train.py"))
+    bench.close()
+    assert list(bench.folder.iterdir()) == []

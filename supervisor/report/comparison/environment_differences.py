@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from guardrun.supervisor.report.comparison.run_facts import RunFacts
-from guardrun.supervisor.rundir.environment import Environment, FileDigest
+from guardrun.supervisor.rundir.environment import Environment, FileDigest, Repository
 
 ABSENT = "(absent)"
 UNSET = "(not set)"
@@ -88,10 +88,19 @@ def _code(a: Environment, b: Environment, found: Found) -> None:
     one, other = a.repository, b.repository
     if one is not None and other is not None and one.commit and other.commit:
         if one.commit != other.commit:
-            words = [f"{each.commit[:12]}{f' ({each.branch})' if each.branch else ''}" for each in (one, other)]
-            found.add("code", "git commit", *words)
+            found.add("code", "git commit", _commit_words(one), _commit_words(other))
+        elif _commit_words(one) == _commit_words(other):
+            found.same.append(f"git commit {_commit_words(one)}")
         else:
-            found.same.append(f"git commit {one.commit[:12]}")
+            found.add("code", "state of the git checkout", _commit_words(one), _commit_words(other))
+
+
+def _commit_words(one: Repository) -> str:
+    """`0123456789ab (main), 2 files changed`."""
+    branch = f" ({one.branch})" if one.branch else ""
+    counts = ((len(one.changed), "changed"), (len(one.untracked), "untracked"))
+    states = [f"{count} file{'s' if count > 1 else ''} {state}" for count, state in counts if count]
+    return ", ".join([f"{one.commit[:12]}{branch}", *states])
 
 
 def _digests(
@@ -125,7 +134,9 @@ def _seed(a: Environment, b: Environment, found: Found) -> None:
     if a.seed is None or b.seed is None:
         found.unknown.append("the seed")
     elif a.seed != b.seed:
-        found.add("seed", "torch.initial_seed() of rank 0", str(a.seed), str(b.seed))
+        found.add(
+            "seed", "torch's seed on rank 0", str(a.seed), str(b.seed), "a script that sets none has another each time"
+        )
     else:
         found.same.append(f"torch's seed on rank 0 ({a.seed})")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,10 @@ from guardrun.supervisor.collect.ranks.environment import (
     FileReader,
     read_environment,
     read_packages,
-    read_repository,
 )
 from guardrun.supervisor.rundir.environment import DIGEST_CHARS, Environment
 
 NOW_S = 1795e6
-COMMIT, OTHER = "0123456789abcdef0123456789abcdef01234567", "f" * 40
 
 
 def told(folder: Path, **changes: Any) -> EnvironmentReported:
@@ -127,67 +124,3 @@ def test_packages_by_the_names_of_their_folders(tmp_path: Path) -> None:
         "typing-extensions": "4.1",
         "zope-interface": "8.0",
     }
-
-
-# git --------------------------------------------------------------------------------------------------------------
-
-
-def make_git(folder: Path, head: str, files: dict[str, str]) -> None:
-    (folder / ".git").mkdir()
-    for name, text in {"HEAD": head, **files}.items():
-        path = folder / ".git" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-@pytest.mark.parametrize(
-    ("head", "files", "commit", "branch"),
-    [
-        ("ref: refs/heads/main\n", {"refs/heads/main": f"{COMMIT}\n"}, COMMIT, "main"),
-        (
-            "ref: refs/heads/a/b\n",
-            {"packed-refs": f"# pack\n{OTHER} refs/heads/a\n{COMMIT} refs/heads/a/b\n"},
-            COMMIT,
-            "a/b",
-        ),
-        (f"{COMMIT}\n", {}, COMMIT, ""),
-        ("ref: refs/heads/new\n", {}, "", "new"),
-        ("ref: refs/../../../etc/passwd\n", {}, "", ""),
-        ("ref: /etc/passwd\n", {}, "", ""),
-        ("ref: refs/heads/main\n", {"refs/heads/main": "rm -rf\n"}, "", "main"),
-        ("\n", {}, "", ""),
-    ],
-)
-def test_the_commit_that_is_checked_out(
-    tmp_path: Path, head: str, files: dict[str, str], commit: str, branch: str
-) -> None:
-    make_git(tmp_path, head, files)
-    (tmp_path / "src").mkdir()
-    found = read_repository(str(tmp_path / "src"))
-    assert found is not None and (found.folder, found.commit, found.branch) == (str(tmp_path), commit, branch)
-
-
-def test_a_real_repository_and_a_worktree(tmp_path: Path) -> None:
-    main, tree = tmp_path / "main", tmp_path / "tree"
-    environ = {**os.environ, "HOME": str(tmp_path), "GIT_CONFIG_NOSYSTEM": "1"}
-
-    def git(*arguments: str) -> str:
-        who = ("-c", "user.name=a", "-c", "user.email=a@b")
-        done = subprocess.run(["git", *who, *arguments], env=environ, capture_output=True, text=True, check=True)
-        return done.stdout.strip()
-
-    git("init", "-q", "-b", "main", str(main))
-    git("-C", str(main), "commit", "-q", "--allow-empty", "-m", "first")
-    git("-C", str(main), "worktree", "add", "-q", "-b", "other", str(tree))
-    git("-C", str(tree), "commit", "-q", "--allow-empty", "-m", "second")
-    for folder, branch in ((main, "main"), (tree, "other")):
-        found = read_repository(str(folder))
-        assert found is not None
-        assert (found.commit, found.branch) == (git("-C", str(folder), "rev-parse", "HEAD"), branch)
-
-
-def test_a_repository_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / ".git").mkdir()
-    os.mkfifo(tmp_path / ".git" / "HEAD")
-    found = read_repository(str(tmp_path))
-    assert found is not None and (found.commit, found.branch) == ("", "")
