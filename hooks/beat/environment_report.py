@@ -128,9 +128,9 @@ def find_own_modules() -> tuple[list[str], int]:
         file = getattr(module, "__dict__", {}).get("__file__")
         if not isinstance(file, str) or name.partition(".")[0] in NOT_OWN:
             continue
-        path = os.path.abspath(file)
-        if any(other in path for other in OTHERS) or path.startswith(library) or len(path) > MAX_CHARS:
+        if file.startswith(library) or any(other in file for other in OTHERS) or len(file) > MAX_CHARS:
             continue
+        path = os.path.abspath(file)
         if path.startswith(homes) or not path.startswith(prefixes):
             found[_text(path)] = None
     kept = _cut(list(found)[:MAX_MODULES])

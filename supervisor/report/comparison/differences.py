@@ -122,7 +122,9 @@ def _rate(a: RunFacts, b: RunFacts, curves: Mapping[str, CurveComparison], found
     if one is None:
         return
     if one.differs_from is None:
-        found.same.append(f"the learning rate, from step {one.first_step} to {one.last_step}")
+        is_one = one.first_step == one.last_step
+        steps = f"at step {one.last_step}" if is_one else f"from step {one.first_step} to {one.last_step}"
+        found.same.append(f"the learning rate, {steps}")
         return
     at_a, at_b = (_at(run.curves["learning_rate"], one.differs_from) for run in (a, b))
     found.add("learning_rate", f"from step {one.differs_from} on", at_a, at_b, rate_words(one))
@@ -304,9 +306,8 @@ def _place(a: RunFacts, b: RunFacts, found: Found) -> None:
 
 def _throughput(a: RunFacts, b: RunFacts, found: Found) -> None:
     if not a.step_times or not b.step_times:
-        found.unknown.append(
-            f"time a step: {' and '.join(run.run_id for run in (a, b) if not run.step_times)} was too short to tell"
-        )
+        short = [run.run_id for run in (a, b) if not run.step_times]
+        found.unknown.append(f"time a step: too short to tell in {' and '.join(short)}")
         return
     one, other = median(a.step_times), median(b.step_times)
     if min(one, other) > 0 and max(one, other) / min(one, other) > 1 + THROUGHPUT_SHARE:

@@ -93,6 +93,8 @@ def _code(a: Environment, b: Environment, found: Found) -> None:
             found.same.append(f"git commit {_commit_words(one)}")
         else:
             found.add("code", "state of the git checkout", _commit_words(one), _commit_words(other))
+        if not (one.is_compared and other.is_compared):
+            found.unknown.append("whether files were changed since the commit")
 
 
 def _commit_words(one: Repository) -> str:

@@ -19,7 +19,7 @@ ENVIRONMENT = Environment(
         "model.py": FileDigest(digest="8899aabbccddeeff", size_bytes=900),
     },
     arguments={"conf.yaml": FileDigest(digest="0123012301230123", size_bytes=90)},
-    repository=Repository(folder="/home/user/project", commit="a" * 40, branch="main"),
+    repository=Repository(folder="/home/user/project", commit="a" * 40, branch="main", is_compared=True),
     packages={"torch": "2.13.0", "numpy": "2.3.1", "attrs": "25.1", "zipp": "3.2"},
     runtime={"python": "3.11.9", "torch": "2.13.0", "cuda": "13.0", "nccl": "2.29.1"},
     flags={"float32_matmul_precision": "highest", "deterministic_algorithms": "False"},
@@ -85,7 +85,7 @@ def other_run() -> RunFacts:
         incidents=[Trouble(cause="cuda_oom", step=200, action="restart")],
         environments=recorded(
             files=files,
-            repository=Repository(folder="/p", commit="b" * 40),
+            repository=Repository(folder="/p", commit="b" * 40, is_compared=True),
             seed=1,
             flags={"float32_matmul_precision": "high", "deterministic_algorithms": "False"},
             packages={**ENVIRONMENT.packages, "numpy": "1.26.0", "attrs": "24.0"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -9,7 +11,7 @@ from guardrun.supervisor.engine.model.events import Checkpoint
 from guardrun.supervisor.report.comparison.arguments import ABSENT, diff_arguments, split_script
 from guardrun.supervisor.report.comparison.differences import KINDS, Comparison, compare_runs
 from guardrun.supervisor.report.comparison.run_facts import Attempt, Curve, RunFacts, Trouble
-from guardrun.supervisor.rundir.environment import Environment, FileDigest
+from guardrun.supervisor.rundir.environment import Environment, FileDigest, Repository
 from tests.report.comparison.facts import ENVIRONMENT, curve, other_run, recorded, run
 
 
@@ -167,3 +169,16 @@ def test_arguments(a: str, b: str, differing: list[tuple[str, str, str]]) -> Non
 )
 def test_the_script_and_its_arguments(script: str, program: str, own: str) -> None:
     assert split_script(script.split()) == (program.split(), own.split())
+
+
+def test_the_commit_and_what_was_changed_since() -> None:
+    def at(commit: str, **changes: Any) -> RunFacts:
+        values = {"folder": "/p", "commit": commit * 40, "branch": "main", "is_compared": True, **changes}
+        return run("b", environments=recorded(repository=Repository(**values)))
+
+    assert "git commit aaaaaaaaaaaa (main)" in compare_runs(run(), at("a")).same
+    [one] = compare_runs(run(), at("a", changed=["x.py", "y.py"], untracked=["z.py"])).differences
+    assert (one.what, one.b) == ("state of the git checkout", "aaaaaaaaaaaa (main), 2 files changed, 1 file untracked")
+    [one] = compare_runs(run(), at("b", branch="")).differences
+    assert (one.kind, one.what, one.b) == ("code", "git commit", "bbbbbbbbbbbb")
+    assert "whether files were changed since the commit" in compare_runs(run(), at("a", is_compared=False)).unknown
