@@ -78,7 +78,7 @@ def test_a_real_repository_and_a_worktree(tmp_path: Path, git: Callable[..., str
 def test_files_that_are_not_those_of_the_index(tmp_path: Path, git: Callable[..., str], version: str) -> None:
     folder = tmp_path / "main"
     git("init", "-q", str(folder))
-    names = ["a.py", "pkg/bcd.py", "pkg/bce.py", "pkg/sub/é.py", "z" * 90 + ".py"]
+    names = ["a.py", "pkg/bcd.py", "pkg/bce.py", "pkg/sub/é.py", "y" * 200 + ".py", "z.py"]
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(f"{name}\n")

@@ -93,6 +93,20 @@ def test_another_level_shows_through_other_intervals() -> None:
     assert value_words(found).startswith("medians over some steps each, which are not compared bit by bit")
 
 
+def test_other_intervals_where_a_loss_falls_evenly() -> None:
+    """There is no noise, and a median is told at the end of its window: of longer ones it lags further behind."""
+    even = Curve([(step, 10.0 - step / 500) for step in range(1, 4001)])
+    found = compare_values(medians(even, [100]), medians(even, [37]))
+    assert found is not None and found.differs_from is None
+
+
+def test_a_stretch_alone_is_no_other_course() -> None:
+    a, b = losses(1, range(1, 1601)), losses(1, range(1, 1601))
+    b.points[802:848] = [(step, value + 0.5) for step, value in b.points[802:848]]
+    found = compare_values(a, b)
+    assert found is not None and (found.unequal_from, found.differs_from) == (803, None)
+
+
 def test_a_shorter_run_is_compared_as_far_as_it_goes() -> None:
     found = compare_values(losses(1, range(1, 1001)), losses(1, range(1, 301)))
     assert found is not None and found.is_equal and (found.last_step, found.common) == (300, 300)
