@@ -110,10 +110,11 @@ def describe(environ: Mapping[str, str]) -> dict[str, Any]:
 
 def choose_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """Those that matter for what is computed."""
-    chosen = [name for name in environ if name.startswith(PREFIXES) or name in NAMES]
-    kept = sorted(name for name in chosen if name not in OF_THE_RUN)[:MAX_VARIABLES]
-    room = len(_cut([f"{name}{environ[name][:MAX_CHARS]}" for name in kept]))
-    return {name: environ[name][:MAX_CHARS] for name in kept[:room]}
+    meant = [name for name in environ if name.startswith(PREFIXES) or name in NAMES]
+    kept = sorted(name for name in meant if name not in OF_THE_RUN)[:MAX_VARIABLES]
+    chosen = {_clean(name): _clean(environ[name][:MAX_CHARS]) for name in kept}
+    room = len(_cut([f"{name}{value}" for name, value in chosen.items()]))
+    return dict(list(chosen.items())[:room])
 
 
 def find_own_modules() -> tuple[list[str], int]:
@@ -188,4 +189,9 @@ def _try(ask: Callable[[], Any] | None) -> Any:
 
 
 def _text(value: object) -> str:
-    return os.path.abspath(value) if isinstance(value, str) else ""
+    return _clean(os.path.abspath(value)) if isinstance(value, str) else ""
+
+
+def _clean(text: str) -> str:
+    """Text that can be sent: bytes that are no text are written out."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

@@ -92,6 +92,17 @@ def test_a_message_has_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert len(msgspec.msgpack.encode(told)) < MAX_MESSAGE_BYTES
 
 
+def test_bytes_that_are_no_text_can_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python has undecodable file names and variables: lone surrogates, which no message can hold."""
+    module = ModuleType("own")
+    module.__file__ = "/\udcff/own.py"
+    monkeypatch.setitem(sys.modules, "own", module)
+    monkeypatch.setattr(sys, "path", [*sys.path, "/\udcff"])
+    fields = describe({"NCCL_\udcff": "\udcff"})
+    msgspec.msgpack.encode(EnvironmentReported(attempt=0, global_rank=0, pid=1, **fields))
+    assert fields["variables"] == {"NCCL_\\udcff": "\\udcff"} and "/\\udcff/own.py" in fields["modules"]
+
+
 def test_variables_of_a_run_are_left_out() -> None:
     environ = {"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "3", "HOME": "/home/user", "OMP_NUM_THREADS": "x" * 5000}
     assert choose_variables(environ) == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "x" * 1000}
