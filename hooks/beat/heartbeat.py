@@ -69,6 +69,8 @@ class Heartbeat:
         """Its progress when it told its batch."""
         self._has_raised = False
         """Timeouts of groups."""
+        self._has_told = rank.global_rank != 0
+        """What it computes with."""
         self._examiner: Examiner | None = None
         """None until a person asks for something."""
 
@@ -111,6 +113,8 @@ class Heartbeat:
             pass  # The board says it too; a script this short shall not pay for the imports.
         elif kind != FLUSH:
             self._send(kind, fields)
+            if kind == "Ended":
+                self._tell_environment()
         done: Any = fields.get("done")
         if done is not None:
             done.put(True)
@@ -147,6 +151,24 @@ class Heartbeat:
             self._still_ns = progress_ns
             beat["data"] = batches.describe_still()
         self._send("Beat", beat)
+        if words[Field.STEP]:
+            self._tell_environment()
+
+    def _tell_environment(self) -> None:
+        """Once, by one rank, when there has been a step: by then all is imported and set.
+
+        A script that ends before the next beat tells it with its last words, if there is time for that.
+        """
+        if self._has_told or not self._rank.words[Field.STEP]:
+            return
+        self._has_told = True
+        try:
+            with self._rank.import_lock:
+                from guardrun.hooks.beat.environment_report import describe
+
+            self._send("EnvironmentReported", describe(os.environ))
+        except Exception as error:
+            self._rank.fail("environment", error)
 
     def _give_stacks(self) -> None:
         try:

@@ -195,6 +195,25 @@ class Ended(_Message, frozen=True, kw_only=True, tag="ended"):
     at_ns: int
 
 
+class EnvironmentReported(_Message, frozen=True, kw_only=True, tag="environment"):
+    """What global rank 0 computes with; once an attempt, when its first step is done."""
+
+    script: str
+    """Absolute path of `__main__`'s file; empty: it has none."""
+    modules: list[str]
+    """Files of imported modules that are neither Python's nor installed; …"""
+    more_modules: int
+    """… and how many more there are."""
+    path: list[str]
+    """sys.path, absolute."""
+    runtime: dict[str, str]
+    flags: dict[str, str]
+    seed: int | None
+    variables: dict[str, str]
+    """With secrets, if there are any: they are for no file."""
+    device: str
+
+
 class HookFailed(_Message, frozen=True, kw_only=True, tag="hook_failed"):
     """A hook could not do its work and has stepped aside. Once for each hook."""
 
@@ -224,6 +243,7 @@ RankMessage = (
     | GradientsGrew
     | BatchesLeftOut
     | Ended
+    | EnvironmentReported
     | HookFailed
     | Noted
 )

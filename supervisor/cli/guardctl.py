@@ -18,6 +18,7 @@ from guardrun.supervisor.cli.base.output import Output, silence_stdout
 from guardrun.supervisor.cli.base.verb import NO, Call, CtlError, Verb
 from guardrun.supervisor.cli.verbs import (
     check,
+    compare,
     config,
     diagnose,
     flame,
@@ -39,6 +40,7 @@ VERBS: tuple[Verb, ...] = (
     incidents.INCIDENTS,
     incidents.SHOW,
     report.VERB,
+    compare.VERB,
     diagnose.VERB,
     order.STACKS,
     memory.VERB,

@@ -38,6 +38,7 @@ from guardrun.supervisor.node.node_relations import NodeRelations, Releases
 from guardrun.supervisor.node.node_role import NodeRole
 from guardrun.supervisor.node.rank_examinations import RankExaminations
 from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
+from guardrun.supervisor.node.run_records import RunRecords
 from guardrun.supervisor.node.slurm_drain import Drains
 from guardrun.supervisor.node.start_gate import StartGate
 from guardrun.supervisor.rundir.run_directory import RunFile
@@ -87,7 +88,10 @@ class NodeSupervisor:
         self.drains = Drains(run.run_id, self.terminal.print_line, role.isolation_settled)
         self.relations = NodeRelations(self, role)
         self._releases = Releases(self, lambda: role.may_be_left_out) if run.fleet is not None else None
-        self.ingest = RankMessageIngest(self.clock, self.sampler, role.saved, role.loaded)
+        self._records = RunRecords(run_dir, run, writer)
+        self.ingest = RankMessageIngest(
+            self.clock, self.sampler, role.saved, role.loaded, self._records.note_environment
+        )
         self.examinations = RankExaminations(self)
         self._context = zmq.Context()
         self._beats = self._bind(zmq.PULL, control_messages.BEATS_SOCKET, MAX_MESSAGE_BYTES)
@@ -161,6 +165,7 @@ class NodeSupervisor:
         self.examinations.close()
         self.drains.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
+        self._records.close()
         self._beats.close(linger=0)
         self._control.close(linger=1000)
         self._context.term()
@@ -184,6 +189,7 @@ class NodeSupervisor:
         self._next_sample = now + SAMPLE_S
         if self._role.is_watching:
             reports = self.sampler.sample()
+            self._records.note_steps(self.ingest.attempt, self.sampler.take_values())
             if reports:
                 self.ingest.sampled(reports)
                 self.feed(ev.NodeReport(node=self.run_file.node, attempt=self.ingest.attempt, ranks=reports))

@@ -42,12 +42,14 @@ class RankMessageIngest:
         sampler: Sampler,
         on_saved: Callable[[str, int, float, int, int], None],
         on_loaded: Callable[[msg.CheckpointLoaded], None],
+        on_environment: Callable[[msg.EnvironmentReported], None] = lambda message: None,
     ) -> None:
-        """on_saved gets path, step, wall time, inode and attempt of each save; what it does must not take time."""
+        """on_saved gets path, step, wall time, inode and attempt of each save; what these do must not take time."""
         self._clock = clock
         self._sampler = sampler
         self._on_saved = on_saved
         self._on_loaded = on_loaded
+        self._on_environment = on_environment
         self._decoder = msgspec.msgpack.Decoder(msg.RankMessage)
         self.attempt = -1
         self.started_s = 0.0
@@ -206,6 +208,8 @@ class RankMessageIngest:
             return [left_out]
         elif isinstance(message, msg.Ended):
             return [ev.RankEnded(attempt=attempt, global_rank=rank)]
+        elif isinstance(message, msg.EnvironmentReported):
+            self._on_environment(message)
         elif isinstance(message, msg.HookFailed):
             self.failed_hooks.append(f"rank {rank}: {message.hook}: {message.error}"[:500])
         elif isinstance(message, msg.Noted):

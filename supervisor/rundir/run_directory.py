@@ -5,6 +5,8 @@ RUN/incidents/NNN-CAUSE/    incident.json, report.html, stacks/
 RUN/summary.json            at the end
 RUN/preflight.json          what the pre-flight found (supervisor/preflight/preflight_process.py)
 RUN/run.json                RunFile: what a supervisor, and guardctl, need to know
+RUN/environment.json        what training is computed with (environment.py)
+RUN/steps.csv               loss and gradient norm of single steps (step_values.py)
 RUN/looks/LOOK/             raw stacks of looks that no incident has taken up yet
 RUN/traces/NNN-rank-R.json  module times that a rank measured because a person asked for them (`guardctl trace`)
 RUN/guardrun.log            structlog JSON of launcher and supervisor
@@ -30,7 +32,7 @@ RUN_FILE = "run.json"
 CHECKPOINTS_FILE = "checkpoints.json"
 _FOLDERS = ("incidents", "looks", "kept", "nccl")
 _FILES = re.compile(
-    r"(run|summary|checkpoints|kept|fleet|rescues)\.json|events\.jsonl(\.\d)?|(guardrun|notify)\.log|\.owner"
+    r"(run|summary|checkpoints|kept|fleet|rescues|environment)\.json|steps\.csv|events\.jsonl(\.\d)?|(guardrun|notify)\.log|\.owner"
 )
 """What guardrun goes by when it continues a run, and what it adds to."""
 

@@ -59,6 +59,7 @@ def test_another_users_run_is_one_sentence(recorded: Path, tmp_path: Path) -> No
         asked += [(verb, "--run=vocab-1") for verb in ("config", "stacks")]
         asked += [("query", "SELECT * FROM events", "--run=vocab-1")]
         asked += [("show", "001", "--run=vocab-1"), ("status", "./guardrun-runs/vocab-1"), ("status",)]
+        asked += [("compare", "vocab-1", "./guardrun-runs/vocab-1")]
         for mode, calls in ((0o700, asked), (0o755, asked[:3])):
             recorded.chmod(mode)
             for call in calls:

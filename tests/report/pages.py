@@ -10,6 +10,8 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Culprit
 from guardrun.supervisor.engine.model.looks import Frame
 from guardrun.supervisor.engine.observation.stack_grouping import CHILD, Stack, StackGroup, stacks_of
+from guardrun.supervisor.report.comparison.comparison_page import comparison_html
+from guardrun.supervisor.report.comparison.differences import compare_runs
 from guardrun.supervisor.report.elements.html_page import environment
 from guardrun.supervisor.report.elements.source_lines import CHANGED, Source, Sources
 from guardrun.supervisor.report.incident import incident_json
@@ -17,6 +19,7 @@ from guardrun.supervisor.report.incident_page import report_html, show_stacks
 from guardrun.supervisor.report.run_page import run_html
 from guardrun.supervisor.report.timeline.story import RunIncident, run_story
 from guardrun.supervisor.report.timeline.timeline import Timeline
+from tests.report.comparison.facts import other_run, run
 from tests.report.samples import (
     BLOCKED,
     TRAIN,
@@ -113,6 +116,12 @@ def run_data(**changes: Any) -> dict[str, Any]:
 
 def run_page() -> str:
     return run_html(run_data(), run_story(told_timeline(), [RunIncident("001", "rank_blocked", 10.0, 49.0)]))
+
+
+def comparison_page() -> str:
+    """Of two runs in which everything is different."""
+    a, b = run(), other_run()
+    return comparison_html(a, b, compare_runs(a, b))
 
 
 def macro_of(template: str, name: str) -> Callable[[Any], str]:

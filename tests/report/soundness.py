@@ -38,3 +38,34 @@ def check(page: str) -> str:
     assert checker.open == []
     assert "url(" not in page.replace("url(#", "") and "@import" not in page
     return " ".join(checker.texts)
+
+
+class Hostile:
+    """Texts that would compute, run or open an element if anything took them for more; each is another one."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def __call__(self) -> str:
+        self.said.append(f"{{{{ 7*7 }}}}{{% x %}}<script>{len(self.said)}<script>")
+        return self.said[-1]
+
+    def missing_in(self, page: str) -> list[str]:
+        """Those that are neither text on a page nor what is shown on hovering over it."""
+        check(page)
+        reader = Reader()
+        reader.feed(page)
+        reader.close()
+        return [said for said in self.said if not any(said in shown for shown in reader.shown)]
+
+
+class Reader(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shown: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.shown += [value for name, value in attrs if value and name in ("title", "aria-label", "href")]
+
+    def handle_data(self, data: str) -> None:
+        self.shown.append(data)

@@ -14,11 +14,14 @@ from typing import Any
 import pytest
 
 from guardrun.supervisor.collect.ranks.flame_samples import pack
+from guardrun.supervisor.report.comparison.comparison_page import comparison_html
+from guardrun.supervisor.report.comparison.differences import compare_runs
 from guardrun.supervisor.report.flame_graph import Sampled, flame_svg
 from guardrun.supervisor.report.incident import incident_json
 from guardrun.supervisor.report.incident_page import plain_html, report_html
 from tests.report.browser import Browser
-from tests.report.pages import huge_page, pages, run_page, stacks
+from tests.report.comparison.facts import ENVIRONMENT, recorded, run
+from tests.report.pages import comparison_page, huge_page, pages, run_page, stacks
 from tests.report.samples import crash, explained, hang, run_file, wall
 from tests.support.real import find_chromium
 
@@ -40,10 +43,21 @@ def hostile_page() -> str:
     return report_html(incident_json(hang(summary=bad, advice=bad, evidence=evidence), run_file(), wall), stacks())
 
 
+def hostile_comparison() -> str:
+    """Likewise."""
+    bad = "\"><script>document.title='run'</script><img src=x onerror=alert(1)>" + LONG
+    a = run(bad, script=["python", bad, "--name", bad], cwd=bad)
+    packages = {**ENVIRONMENT.packages, bad: bad}
+    b = run("b", script=["python", bad, "--name", LONG], environments=recorded(packages=packages, variables={bad: bad}))
+    return comparison_html(a, b, compare_runs(a, b))
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "hang": lambda: pages()["hang"],
     "crash": lambda: pages()["crash"],
     "run": run_page,
+    "compare": comparison_page,
+    "compare-hostile": hostile_comparison,
     "huge": lambda: huge_page()[0],
     "hostile": hostile_page,
     "plain": lambda: plain_html(incident_json(crash(), run_file(), wall), "Traceback …"),
@@ -102,6 +116,7 @@ def test_text_stands_out_from_what_is_behind_it(browser: Browser, tmp_path: Path
     path.write_text(pages()["hang"])
     pairs = [("text", "page"), ("text", "card"), ("soft", "page"), ("soft", "card"), ("soft", "code"), ("bad", "card")]
     pairs += [("bad", "bad-page"), ("good", "good-page"), ("warn", "warn-page"), ("accent", "card"), ("good", "card")]
+    pairs += [("other", "card")]
     for is_dark in (False, True):
         browser.open(path, 1280, is_dark)
         for text, behind in pairs:

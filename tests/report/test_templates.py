@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -25,38 +24,7 @@ from guardrun.supervisor.report.run_page import run_html
 from guardrun.supervisor.report.timeline.story import RunIncident, run_story
 from tests.report.pages import run_data
 from tests.report.samples import hang, run_file, story_of, told_timeline, wall
-from tests.report.soundness import check
-
-
-class Hostile:
-    """Texts that would compute, run or open an element if anything took them for more; each is another one."""
-
-    def __init__(self) -> None:
-        self.said: list[str] = []
-
-    def __call__(self) -> str:
-        self.said.append(f"{{{{ 7*7 }}}}{{% x %}}<script>{len(self.said)}<script>")
-        return self.said[-1]
-
-    def missing_in(self, page: str) -> list[str]:
-        """Those that are neither text on a page nor what is shown on hovering over it."""
-        check(page)
-        reader = Reader()
-        reader.feed(page)
-        reader.close()
-        return [said for said in self.said if not any(said in shown for shown in reader.shown)]
-
-
-class Reader(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__()
-        self.shown: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.shown += [value for name, value in attrs if value and name in ("title", "aria-label", "href")]
-
-    def handle_data(self, data: str) -> None:
-        self.shown.append(data)
+from tests.report.soundness import Hostile, check
 
 
 def test_what_a_run_says_is_text_wherever_it_stands() -> None:

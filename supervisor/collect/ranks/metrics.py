@@ -15,6 +15,7 @@ from guardrun.hooks.wire.metrics_page import Flag, Head, Record
 from guardrun.supervisor.base.shared_pages import PageFile
 from guardrun.supervisor.engine.model.events import StepLoss, TrainingMetrics
 from guardrun.supervisor.engine.observation.metric_window import MetricWindow
+from guardrun.supervisor.rundir.step_values import StepValues, is_kept
 
 EVERY_S = 3.9
 """A rank's numbers are reported so often, in reports that have other reasons; at once where a step is odd."""
@@ -48,8 +49,10 @@ assert StepRecord._fields.index("said") == Record.SAID - Record.STEP
 class MetricsReader:
     """One rank's page; it may not be there (yet). Close it."""
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], keeps_values: bool = False) -> None:
+        """keeps_values: those of single steps are wanted (take_values)."""
         self._file = PageFile(path, page.SIZE_BYTES, page.MAGIC, _HEAD)
+        self._values: list[StepValues] | None = [] if keeps_values else None
         self._window = MetricWindow()
         self._taken_s = -math.inf
         self._learning_rate = math.nan
@@ -67,6 +70,8 @@ class MetricsReader:
             self._window.add(step, record.loss, record.grad_norm, record.flags, record.batch)
             if not record.step % LOSSES_EVERY:  # ranks read these even where their steps are short
                 self._note_loss(step, record)
+            if self._values is not None and is_kept(step):
+                self._values.append(_values(step, record))
 
     def _note_loss(self, step: int, record: StepRecord) -> None:
         """What the script says itself may be of all ranks together: it tells nothing about one of them."""
@@ -85,6 +90,11 @@ class MetricsReader:
     def take_losses(self) -> list[StepLoss]:
         """Those that were read since the last time."""
         found, self._losses = self._losses, []
+        return found
+
+    def take_values(self) -> list[StepValues]:
+        """Those of single steps that were read since the last time."""
+        found, self._values = self._values or [], None if self._values is None else []
         return found
 
     def take_report(self) -> TrainingMetrics | None:
@@ -124,3 +134,13 @@ class MetricsReader:
     def head(self) -> tuple[int, ...] | None:
         """The header's words, indexed by Head; None where there is no page."""
         return self._file.head()
+
+
+def _values(step: int, record: StepRecord) -> StepValues:
+    flags = record.flags
+    loss, norm = record.loss if flags & Flag.LOSS else None, record.grad_norm if flags & Flag.GRAD_NORM else None
+    if flags & (Flag.LOSS_NAN | Flag.LOSS_INFINITE):
+        loss = math.nan if flags & Flag.LOSS_NAN else math.inf
+    if flags & (Flag.NORM_NAN | Flag.NORM_INFINITE):
+        norm = math.nan if flags & Flag.NORM_NAN else math.inf
+    return StepValues(step, loss, norm)

@@ -40,6 +40,7 @@ from guardrun.supervisor.collect.ranks.open_files import read_open_files
 from guardrun.supervisor.collect.ranks.samples import SamplesReader
 from guardrun.supervisor.engine.model.events import Rank, RankReport, Settings, StepBreakdown
 from guardrun.supervisor.engine.observation.step_times import BRIEF
+from guardrun.supervisor.rundir.step_values import StepValues
 
 HEART_STALE_S = 3.0
 SPENT_EVERY_S = 9.5
@@ -75,7 +76,7 @@ class _Watched:
         self.spent_at_s = -math.inf
         self.counted_s = {"open_files": -math.inf, "memory": -math.inf, "device_memory": -math.inf}
         """When these were counted last."""
-        self.metrics = MetricsReader(path(metrics_name))
+        self.metrics = MetricsReader(path(metrics_name), keeps_values=rank.global_rank == 0)
         self.device_memory = DeviceMemoryReader(path(memory_name))
         self.checksums = ChecksumsReader(path(checksums_name))
         self.samples = SamplesReader(path(samples_name))
@@ -178,6 +179,10 @@ class Sampler:
         self._count("memory", reports, lambda one: self._memory.read(one.rank.pid, self._table))
         self._count("device_memory", reports, lambda one: one.device_memory.take_report())
         return list(reports.values())
+
+    def take_values(self) -> list[StepValues]:
+        """Loss and norm of single steps of global rank 0, if it is one of these, since the last time."""
+        return [values for watched in self._watched for values in watched.metrics.take_values()]
 
     def _count(self, what: str, reports: dict[_Watched, RankReport], read: Callable[[_Watched], object]) -> None:
         """Add it to the reports of ranks whose turn it is; whose last one was longest ago comes first."""

@@ -1,0 +1,197 @@
+"""What this rank computes with, told once: the user's modules, versions, precision, seed, variables, the device.
+
+On the hooks' thread, when the first step is done: by then the script has imported and set what it will. Nothing is
+imported, no file is read and no device is asked for it: what torch and the interpreter know already is looked up, about
+a millisecond for a thousand modules. Files are read by the supervisor (supervisor/collect/ranks/environment.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+MAX_MODULES = 300
+MAX_PATHS = 200
+MAX_CHARS = 1000
+"""Of a path, or a variable's value."""
+MAX_LIST_BYTES = 60_000
+"""Of modules, of sys.path and of variables, each: a message has its bounds (hooks/wire/messages.py)."""
+MAX_VARIABLES = 200
+NOT_OWN = frozenset({"guardrun", "sitecustomize"})
+"""Packages."""
+OTHERS = ("/site-packages/", "/dist-packages/")
+"""What is installed is told by its version."""
+
+PREFIXES = (
+    "ACCELERATE_",
+    "CUBLAS_",
+    "CUDA_",
+    "CUDNN_",
+    "DS_",
+    "FI_",
+    "FLASH_",
+    "FSDP_",
+    "GLOO_",
+    "GOMP_",
+    "HF_",
+    "HIP_",
+    "HSA_",
+    "KMP_",
+    "MIOPEN_",
+    "MKL_",
+    "NCCL_",
+    "NUMEXPR_",
+    "NVIDIA_",
+    "NVTE_",
+    "OMP_",
+    "OPENBLAS_",
+    "PYTORCH_",
+    "RCCL_",
+    "ROCBLAS_",
+    "TORCHDYNAMO_",
+    "TORCHINDUCTOR_",
+    "TORCH_",
+    "TRANSFORMERS_",
+    "TRITON_",
+    "UCX_",
+    "XLA_",
+)
+"""Of variables that change what is computed, in which precision, or how ranks speak with each other."""
+NAMES = ("LD_PRELOAD", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "TOKENIZERS_PARALLELISM")
+OF_THE_RUN = frozenset(
+    {
+        "CUDA_VISIBLE_DEVICES",
+        "NVIDIA_VISIBLE_DEVICES",
+        "TORCH_FR_DUMP_TEMP_FILE",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE",
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE",
+        "TORCH_NCCL_RETHROW_CUDA_ERRORS",
+    }
+)
+"""Different in each run, or on each node, whatever is computed there."""
+
+FLAGS: Mapping[str, str] = {
+    "float32_matmul_precision": "get_float32_matmul_precision",
+    "default_dtype": "get_default_dtype",
+    "deterministic_algorithms": "are_deterministic_algorithms_enabled",
+    "num_threads": "get_num_threads",
+}
+"""What they are called, and the functions of torch that tell them."""
+INNER_FLAGS: Mapping[str, str] = {
+    "cudnn_allow_tf32": "_get_cudnn_allow_tf32",
+    "cudnn_benchmark": "_get_cudnn_benchmark",
+    "cudnn_deterministic": "_get_cudnn_deterministic",
+    "fp16_reduced_precision_reduction": "_get_cublas_allow_fp16_reduced_precision_reduction",
+    "bf16_reduced_precision_reduction": "_get_cublas_allow_bf16_reduced_precision_reduction",
+    "flash_attention": "_get_flash_sdp_enabled",
+    "memory_efficient_attention": "_get_mem_efficient_sdp_enabled",
+}
+"""Likewise of torch._C, which may know none of them: then it is not told."""
+
+
+def describe(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The fields of messages.EnvironmentReported."""
+    torch = sys.modules.get("torch")
+    modules, more = find_own_modules()
+    return {
+        "script": _text(getattr(sys.modules.get("__main__"), "__file__", None)),
+        "modules": modules,
+        "more_modules": more,
+        "path": _cut([_text(entry) for entry in sys.path[:MAX_PATHS] if isinstance(entry, str)]),
+        "runtime": read_runtime(torch),
+        "flags": read_flags(torch),
+        "seed": _try(lambda: int(torch.initial_seed())) if torch is not None else None,
+        "variables": choose_variables(environ),
+        "device": read_device(torch),
+    }
+
+
+def choose_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Those that matter for what is computed."""
+    meant = [name for name in environ if name.startswith(PREFIXES) or name in NAMES]
+    kept = sorted(name for name in meant if name not in OF_THE_RUN)[:MAX_VARIABLES]
+    chosen = {_clean(name): _clean(environ[name][:MAX_CHARS]) for name in kept}
+    room = len(_cut([f"{name}{value}" for name, value in chosen.items()]))
+    return dict(list(chosen.items())[:room])
+
+
+def find_own_modules() -> tuple[list[str], int]:
+    """Files of the imported modules that are neither Python's nor installed; how many more there are."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    homes = tuple(f"{os.path.abspath(folder)}/" for folder in (os.getcwd(), os.path.dirname(script or ".")))
+    library = f"{os.path.dirname(os.__file__)}/"
+    prefixes = tuple(f"{prefix}/" for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix})
+    found: dict[str, None] = {}
+    for name, module in list(sys.modules.items()):
+        # Not by getattr: modules that are made on first use would be made here.
+        file = getattr(module, "__dict__", {}).get("__file__")
+        if not isinstance(file, str) or name.partition(".")[0] in NOT_OWN:
+            continue
+        if file.startswith(library) or any(other in file for other in OTHERS) or len(file) > MAX_CHARS:
+            continue
+        path = os.path.abspath(file)
+        if path.startswith(homes) or not path.startswith(prefixes):
+            found[_text(path)] = None
+    kept = _cut(list(found)[:MAX_MODULES])
+    return kept, len(found) - len(kept)
+
+
+def _cut(texts: list[str]) -> list[str]:
+    """The first ones, as many as there is room for."""
+    left, kept = MAX_LIST_BYTES, []
+    for text in texts:
+        left -= len(text) if text.isascii() else 4 * len(text)
+        if left < 0:
+            break
+        kept.append(text)
+    return kept
+
+
+def read_runtime(torch: Any) -> dict[str, str]:
+    """Versions, as the interpreter and torch tell them."""
+    found: dict[str, Any] = {"python": sys.version.split()[0]}
+    if torch is not None:
+        version = getattr(torch, "version", None)
+        found["torch"] = getattr(torch, "__version__", None)
+        found["cuda"] = getattr(version, "cuda", None)
+        found["hip"] = getattr(version, "hip", None)
+        if hasattr(getattr(torch, "_C", None), "_nccl_version"):
+            found["nccl"] = _try(lambda: ".".join(str(part) for part in torch.cuda.nccl.version()))
+    return {name: str(value)[:MAX_CHARS] for name, value in found.items() if value}
+
+
+def read_flags(torch: Any) -> dict[str, str]:
+    """What torch is set to."""
+    if torch is None:
+        return {}
+    found = {name: _try(getattr(torch, function, None)) for name, function in FLAGS.items()}
+    inner = getattr(torch, "_C", None)
+    found |= {name: _try(getattr(inner, function, None)) for name, function in INNER_FLAGS.items()}
+    return {name: str(value)[:MAX_CHARS] for name, value in found.items() if value is not None}
+
+
+def read_device(torch: Any) -> str:
+    """The model of the first device that torch has asked already; nothing is initialised for it."""
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None or not _try(cuda.is_initialized):
+        return ""
+    return str(_try(lambda: cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0"))).name) or "")[:MAX_CHARS]
+
+
+def _try(ask: Callable[[], Any] | None) -> Any:
+    """What it answers; None where there is nothing to ask, or it raises, as flags do where old and new are mixed."""
+    try:
+        return None if ask is None else ask()
+    except Exception:
+        return None
+
+
+def _text(value: object) -> str:
+    return _clean(os.path.abspath(value)) if isinstance(value, str) else ""
+
+
+def _clean(text: str) -> str:
+    """Text that can be sent: bytes that are no text are written out."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()

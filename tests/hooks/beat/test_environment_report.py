@@ -1,0 +1,130 @@
+"""What global rank 0 tells once of what it computes with."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import msgspec
+import pytest
+
+from guardrun.hooks.beat import environment_report
+from guardrun.hooks.beat.environment_report import MAX_MODULES, choose_variables, describe, find_own_modules
+from guardrun.hooks.beat.heartbeat import Heartbeat
+from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.wire.board import Field
+from guardrun.hooks.wire.messages import MAX_MESSAGE_BYTES, EnvironmentReported, HookFailed
+from tests.hooks.bed import Bed
+
+SCRIPT = """
+import time
+import helper
+import torch
+
+torch.manual_seed(1234)
+torch.set_float32_matmul_precision("high")
+optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+for _ in range(3):
+    optimizer.step()
+time.sleep(600)
+"""
+
+
+def test_once_and_by_rank_0_alone(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text("")
+    with Bed(world_size=2) as bed:
+        for rank in range(2):
+            bed.start([str(tmp_path / "train.py")], rank=rank, more={"OMP_NUM_THREADS": "1", "SOME_VARIABLE": "no"})
+        told = bed.wait_for(EnvironmentReported)
+        for rank in range(2):
+            done_ns = bed.wait_until(Field.STEP, lambda step: step == 3, rank=rank) and time.monotonic_ns()
+            bed.wait_until(Field.HEART_NS, lambda at_ns, since_ns=done_ns: at_ns > since_ns + 1e9, rank=rank)
+        assert bed.hear_all(EnvironmentReported) == [told]
+        assert bed.hear_all(HookFailed) == []
+    assert (told.global_rank, told.seed, told.flags["float32_matmul_precision"]) == (0, 1234, "high")
+    assert told.script == str(tmp_path / "train.py") and str(tmp_path / "helper.py") in told.modules
+    assert not any("/torch/" in path or "/guardrun/" in path for path in told.modules)
+    assert told.variables["OMP_NUM_THREADS"] == "1" and "SOME_VARIABLE" not in told.variables
+    assert told.runtime["python"] == sys.version.split()[0] and any("site-packages" in entry for entry in told.path)
+
+
+def test_a_script_that_ends_at_once_tells_it_with_its_last_words(rank: Rank) -> None:
+    heart, sent = Heartbeat(rank), []
+    heart._sender = SimpleNamespace(send=lambda kind, fields: sent.append(kind) or True)
+    heart._handle(("Ended", {}))
+    assert sent == ["Ended"], "there was no step"
+    rank.words[Field.STEP] = 1
+    heart._handle(("Ended", {}))
+    heart._handle(("Ended", {}))
+    assert sent == ["Ended", "Ended", "EnvironmentReported", "Ended"]
+
+
+def test_modules_are_bounded_and_none_is_made_by_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lazy(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            raise AssertionError(f"{name} was asked for")
+
+    monkeypatch.setitem(sys.modules, "lazy", Lazy("lazy"))
+    monkeypatch.setitem(sys.modules, "strange", 3)
+    for number in range(MAX_MODULES + 50):
+        module = ModuleType(f"own{number}")
+        module.__file__ = str(tmp_path / f"own{number}.py")
+        monkeypatch.setitem(sys.modules, f"own{number}", module)
+    monkeypatch.chdir(tmp_path)
+    found, more = find_own_modules()
+    assert len(found) == MAX_MODULES and more >= 50
+
+
+def test_a_message_has_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths as long as there may be, of modules and of folders, and as many variables."""
+    for number in range(MAX_MODULES):
+        module = ModuleType(f"own{number}")
+        module.__file__ = f"/{number}/{'x' * 900}"
+        monkeypatch.setitem(sys.modules, f"own{number}", module)
+    monkeypatch.setattr(sys, "path", [*sys.path, *(f"/{number}/{'y' * 2000}" for number in range(300))])
+    environ = {f"NCCL_{number}": "é" * 2000 for number in range(500)}
+    fields = describe(environ)
+    assert fields["more_modules"] > 0
+    told = EnvironmentReported(attempt=0, global_rank=0, pid=1, **fields)
+    assert len(msgspec.msgpack.encode(told)) < MAX_MESSAGE_BYTES
+
+
+def test_bytes_that_are_no_text_can_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python has undecodable file names and variables: lone surrogates, which no message can hold."""
+    module = ModuleType("own")
+    module.__file__ = "/\udcff/own.py"
+    monkeypatch.setitem(sys.modules, "own", module)
+    monkeypatch.setattr(sys, "path", [*sys.path, "/\udcff"])
+    fields = describe({"NCCL_\udcff": "\udcff"})
+    msgspec.msgpack.encode(EnvironmentReported(attempt=0, global_rank=0, pid=1, **fields))
+    assert fields["variables"] == {"NCCL_\\udcff": "\\udcff"} and "/\\udcff/own.py" in fields["modules"]
+
+
+def test_variables_of_a_run_are_left_out() -> None:
+    environ = {"NCCL_ALGO": "Ring", "CUDA_VISIBLE_DEVICES": "3", "HOME": "/home/user", "OMP_NUM_THREADS": "x" * 5000}
+    assert choose_variables(environ) == {"NCCL_ALGO": "Ring", "OMP_NUM_THREADS": "x" * 1000}
+
+
+def test_a_torch_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of another version, or one that is in the middle of being imported."""
+    monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
+    found = describe({})
+    assert (found["seed"], found["flags"], found["device"]) == (None, {}, "")
+
+
+def test_it_takes_no_time_to_speak_of() -> None:
+    """A few milliseconds of the interpreter lock, once."""
+    import torch  # noqa: F401
+
+    describe({})
+    took_s = min(_timed() for _ in range(5))
+    assert took_s < 0.02, took_s
+
+
+def _timed() -> float:
+    began_s = time.thread_time()
+    environment_report.describe({})
+    return time.thread_time() - began_s
