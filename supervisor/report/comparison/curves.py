@@ -8,9 +8,9 @@ Two questions are asked of a loss or a norm:
   median of a stretch is held against the other's; where both have the same steps, the median of their differences
   against 0. Noise is how far the values lie from a line through the stretch (median absolute deviation, as a standard
   deviation), and what a median of n of them is off by: SIGMAS times that, with a quarter of n, since losses of
-  neighbouring steps go together. Two stretches in a row must be apart to the same
-  side, or the last one by ALONE times as much. So what differs in its seed alone differs from the first step on, and
-  by no more than noise.
+  neighbouring steps go together. Two stretches in a row must be apart to the same side, or the last one by ALONE times
+  as much; or LONG of them within the noise, but by LARGE_SHARE each. So what differs in its seed alone differs from the
+  first step on, and by no more than noise.
 
 A learning rate has no noise: it is the other run's, or lies between its neighbouring values where those are of other
 steps.
@@ -42,6 +42,7 @@ LEAST_SHARE = 0.002
 TREND_SHARE = 0.25
 """Of how far a value moves within a stretch: where runs' values are of other steps, medians may be that far apart."""
 ALONE = 2.0
+LONG, LARGE_SHARE = 10, 0.1
 RATE_SHARE = 1e-6
 _TO_SIGMA = 1.4826
 """Median absolute deviation → standard deviation, of a normal distribution (Rousseeuw and Croux, 1993)."""
@@ -189,9 +190,18 @@ def _apart(
     for place, (part, away) in enumerate(zip(parts, excess, strict=True)):
         is_last = place + 1 == len(parts)
         goes_on = abs(away) > ALONE if is_last else min(away * excess[place + 1], abs(excess[place + 1])) > 1
-        if abs(away) > 1 and goes_on:
+        if (abs(away) > 1 and goes_on) or _is_far_for_long(parts[place : place + LONG]):
             return part.begin, noise, final
     return None, noise, final
+
+
+def _is_far_for_long(parts: Sequence[_Stretch]) -> bool:
+    """Whether b is well above a, or well below, in LONG stretches: by chance it is not so in each of them."""
+    pairs = [(_middle(part.a), _middle(part.b)) for part in parts]
+    return len(pairs) == LONG and (
+        all(b - a > LARGE_SHARE * max(abs(a), abs(b)) for a, b in pairs)
+        or all(a - b > LARGE_SHARE * max(abs(a), abs(b)) for a, b in pairs)
+    )
 
 
 def _excess(parts: Sequence[_Stretch]) -> list[float]:

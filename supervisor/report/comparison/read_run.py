@@ -146,10 +146,13 @@ class JournalStory:
         if isinstance(event, ev.AttemptStarted):
             nodes = list(dict.fromkeys(rank.node for rank in event.ranks))
             world_size = len({rank.global_rank for rank in event.ranks})
+            if self.attempts and self.attempts[-1].number == event.attempt:
+                self.attempts.pop()  # told once more, when more of it is known
+            else:
+                self._has_begun = False
             self.attempts.append(
                 Attempt(number=event.attempt, world_size=world_size, nodes=nodes, resumed_from=event.resumed_from)
             )
-            self._has_begun = False
         elif isinstance(event, ev.NodeReport):
             for report in event.ranks:
                 self._note_report(event.attempt, report)

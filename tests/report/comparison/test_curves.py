@@ -187,3 +187,16 @@ def test_a_constant_rate_that_is_a_little_off() -> None:
     a = Curve([(step, 1e-3) for step in range(1, 50)])
     found = compare_rates(a, Curve([(step, 1.001e-3) for step in range(1, 50)]))
     assert found is not None and found.differs_from == 1
+
+
+def noisy(seed: int, share: float) -> Curve:
+    """Losses of tiny batches: they scatter by half of what they are."""
+    noise = random.Random(seed)
+    return Curve([(step, share * math.exp(noise.gauss(0, 0.6)) / (1 + step / 60)) for step in range(1, 401)])
+
+
+def test_what_is_far_apart_for_long_is_told_though_each_stretch_may_be_noise() -> None:
+    apart = [compare_values(noisy(seed, 1.0), noisy(seed + 1000, 0.55)) for seed in range(40)]
+    assert sum(found is not None and found.differs_from is not None for found in apart) >= 30
+    alike = [compare_values(noisy(seed, 1.0), noisy(seed + 1000, 1.0)) for seed in range(200)]
+    assert [found.differs_from for found in alike if found is not None and found.differs_from is not None] == []
