@@ -5,6 +5,7 @@ They know their rank (hooks/patches), and it knows only this much of them. For t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -59,6 +60,19 @@ class CollectionPolicy(Protocol):
 
     def give_back(self) -> None:
         """Leave the collector as if there had been no policy: at the script's end, or in a forked child."""
+
+
+class StepCounter(Protocol):
+    """Counts optimizers' steps, and may be asked to say when the next ones are done."""
+
+    def watch(self, call: Callable[[Any], None] | None) -> None:
+        """Have each step call it with its optimizer, once it is counted, from the next one that is not quiet on.
+
+        None: no more. call: must not raise. Whoever wants to hear of each step sets pace.quiet_until to 0 within it.
+        """
+
+    def optimizers(self) -> list[Any]:
+        """Those that have stepped, and are still there."""
 
 
 class StepObserver(Protocol):
