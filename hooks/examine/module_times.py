@@ -166,7 +166,7 @@ class ModuleTimes:
         return {
             "names": names,
             "stages": STAGES,
-            "rows": rows,
+            "rows": ";".join([" ".join(map(str, row)) for row in rows]),
             "steps": self._steps[-MAX_TRACED_STEPS:],
             "left_out": calls.left_out + len(calls.rows) - len(rows),
             "is_cut": len(whole) < self._wanted,

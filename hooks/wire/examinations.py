@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_BYTES = 16 * 1024
 MAX_ANSWER_BYTES = 64 * 1024
-MAX_TRACE_BYTES = 2 * 1024 * 1024
+MAX_TRACE_BYTES = 1024 * 1024
 """Of an answer with rows of modules (`modules`); what one rank may take of that, the request says."""
+STOP = "stop"
+"""What is asked for where one that goes on is to end; its argument: of which kind (`what`)."""
 MAX_SECONDS = 600.0
 """The longest that a request may have a rank examine itself; …"""
 MIN_TRACED_S = 10.0

@@ -30,6 +30,7 @@ from guardrun.supervisor.cli.verbs import (
     sbatch,
     slurm,
     status,
+    trace,
 )
 
 VERBS: tuple[Verb, ...] = (
@@ -40,6 +41,7 @@ VERBS: tuple[Verb, ...] = (
     diagnose.VERB,
     order.STACKS,
     memory.VERB,
+    trace.VERB,
     node.VERB,
     check.VERB,
     node_agent.VERB,

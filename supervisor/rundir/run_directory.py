@@ -5,6 +5,7 @@ RUN/incidents/NNN-CAUSE/    incident.json, report.html, stacks/
 RUN/summary.json            at the end
 RUN/preflight.json          what the pre-flight found (supervisor/preflight/preflight_process.py)
 RUN/run.json                RunFile: what a supervisor, and guardctl, need to know
+RUN/traces/                 times of modules that a person has asked ranks for (traces.py)
 RUN/looks/LOOK/             raw stacks of looks that no incident has taken up yet
 RUN/guardrun.log            structlog JSON of launcher and supervisor
 """
@@ -27,7 +28,7 @@ from guardrun.supervisor.wire.listening_addresses import EVERYWHERE, Listen
 
 RUN_FILE = "run.json"
 CHECKPOINTS_FILE = "checkpoints.json"
-_FOLDERS = ("incidents", "looks", "kept", "nccl")
+_FOLDERS = ("incidents", "looks", "kept", "nccl", "traces")
 _FILES = re.compile(
     r"(run|summary|checkpoints|kept|fleet|rescues)\.json|events\.jsonl(\.\d)?|(guardrun|notify)\.log|\.owner"
 )
