@@ -42,7 +42,17 @@ def _modules(rank: Rank, arguments: dict[str, Any]) -> Examination:
     return ModuleTimes(rank, arguments)
 
 
-KINDS: dict[str, Callable[[Rank, dict[str, Any]], Examination]] = {"allocations": _allocations, "modules": _modules}
+def _state(rank: Rank, arguments: dict[str, Any]) -> Examination:
+    from guardrun.hooks.examine.inspection import Inspection
+
+    return Inspection(rank, arguments)
+
+
+KINDS: dict[str, Callable[[Rank, dict[str, Any]], Examination]] = {
+    "allocations": _allocations,
+    "modules": _modules,
+    "state": _state,
+}
 """What may be asked for."""
 
 

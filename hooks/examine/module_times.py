@@ -19,6 +19,7 @@ from time import monotonic_ns
 
 from guardrun.hooks.examine.memory_in_use import DeviceMemory, ResidentMemory, find_memory
 from guardrun.hooks.examine.module_calls import ROW_BYTES, STAGES, ModuleCalls
+from guardrun.hooks.examine.module_trees import walk
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.traced import make_passing_hooks
 from guardrun.hooks.wire.board import Field
@@ -158,9 +159,7 @@ class ModuleTimes:
         whole = {step for step, _ in self._steps}
         if calls.trouble or not calls.rows:
             raise ValueError(calls.trouble or self._why or "no module was called")
-        rank = self._rank
-        with rank.import_lock:  # whoever forks must not do so while a script's own module names its parts
-            names, compiled = name_all(calls)
+        names, compiled = name_all(calls)
         room = self._room - sum(len(json.dumps(name)) + 2 for name in names)
         rows = calls.rows[: max(0, room // ROW_BYTES)]
         return {
@@ -188,7 +187,7 @@ def name_all(calls: ModuleCalls) -> tuple[list[str], list[str]]:
     names: dict[int, str] = {}
     compiled = []
     roots = [root for place in calls.roots if (root := calls.modules[place]()) is not None]
-    trees = sorted(((list(root.named_modules()), root) for root in roots), key=lambda one: -len(one[0]))
+    trees = sorted(((walk(root), root) for root in roots), key=lambda one: -len(one[0]))
     for number, (tree, root) in enumerate(trees):
         prefix = type(root).__name__ if number else ""
         for path, module in tree:
@@ -199,7 +198,7 @@ def name_all(calls: ModuleCalls) -> tuple[list[str], list[str]]:
         name = type(module).__name__ if module is not None else "(gone)"
         found.append(names.get(id(module), name)[:MAX_NAME_CHARS])
         is_whole = type(module).__name__ == "OptimizedModule"
-        if is_whole or getattr(module, "_compiled_call_impl", None) is not None:
+        if is_whole or getattr(module, "__dict__", {}).get("_compiled_call_impl") is not None:
             compiled.append(found[-1] or type(module).__name__)
     return found, compiled
 

@@ -25,7 +25,7 @@ def answer_bytes(ranks: int) -> int:
     return min(MAX_TRACE_BYTES, ALL_BYTES // max(1, ranks))
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _Measured(msgspec.Struct, frozen=True):
     """As hooks/examine/module_times.py tells it."""
 
     names: list[str]
@@ -50,7 +50,7 @@ def keep_traces(
         number = next_number(run_dir)
         for rank, answer in sorted(answers.items()):
             try:
-                told = msgspec.convert(answer, _Told)
+                told = msgspec.convert(answer, _Measured)
                 rows = parse_rows(told.rows, told.names, told.stages)
             except (msgspec.ValidationError, ValueError, IndexError) as error:
                 missing[rank] = f"its answer is none of this version of guardrun: {str(error)[:200]}"

@@ -23,6 +23,7 @@ from guardrun.hooks.wire.examinations import (
     stop_name,
     write_whole,
 )
+from guardrun.supervisor.base.redaction import redact_values
 from guardrun.supervisor.collect.host.procfs import read_stat
 from guardrun.supervisor.collect.ranks.memory_use import read_room
 from guardrun.supervisor.collect.ranks.source_functions import name_functions
@@ -191,6 +192,8 @@ class RankExaminations:
             answer = read_whole(str(path), asked.number, max_bytes(asked.what))
             if isinstance(told := answer.get("told"), dict):
                 name_functions(told, cwd)
+                if isinstance(variables := told.get("environment"), dict):
+                    told["environment"] = redact_values(variables)
             return answer
 
         def received(answer: Any) -> None:

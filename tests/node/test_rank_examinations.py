@@ -370,3 +370,16 @@ def test_rows_of_modules_have_room(node: Node) -> None:
     node.give(4, 2, {"told": {"rows": "1" * MAX_TRACE_BYTES}})
     node.wait(lambda: told, "an end")
     assert "is longer than" in told.pop()[1][4]
+
+
+def test_secrets_of_the_environment_go_no_further(node: Node) -> None:
+    node.ask(4)
+    node.take(4, node.asked(4))
+    variables = {"HF_TOKEN": "abc", "NCCL_DEBUG": "WARN", "HF_ENDPOINT": "https://me:sesame@example.org"}
+    node.give(4, 1, {"told": {"environment": variables}})
+    told = node.wait_for_end()[0][4]["environment"]
+    assert told == {
+        "HF_TOKEN": "(not recorded)",
+        "NCCL_DEBUG": "WARN",
+        "HF_ENDPOINT": "https://me:(not recorded)@example.org",
+    }
