@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
     from guardrun.hooks.rank.rank import Rank
 
-MAX_BLOCKS = 20_000_000
-"""Of Python's allocator: an object that the collector knows takes some five."""
+MAX_BLOCKS = 6_000_000
+"""Of Python's allocator: an object that the collector knows takes some three; so it is over in a quarter second."""
 MAX_FOUND = 50_000
 
 
@@ -51,6 +51,9 @@ class Found:
             known = set(map(id, self.optimizers))
             self.optimizers += [one for one in rank.steps.optimizers() if id(one) not in known]
         self.loaders, self.scalers = found["loader"], found["scaler"]
+        known = set(map(id, found["module"]))
+        replicas = rank.spent.models() if rank.spent is not None else []
+        found["module"] += [one for one in replicas if id(one) not in known]
         parts = {id(part) for module in found["module"] for _, part in held_by(module, "_modules")}
         trees = [walk(module) for module in found["module"] if id(module) not in parts]
         models = [Model(tree) for tree in trees]

@@ -94,6 +94,9 @@ class StepObserver(Protocol):
     def add_replica(self, model: Any) -> None:
         """This rank has made a model whose gradients are reduced among the ranks (DistributedDataParallel)."""
 
+    def models(self) -> list[Any]:
+        """Those of them that are still there. Any thread may ask."""
+
 
 class DeviceObserver(Protocol):
     """Hears on which device the rank trains."""

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 from guardrun.hooks.examine import found_objects
 from guardrun.hooks.examine.inspection import Inspection
 from guardrun.hooks.patches.optimizer_steps import OptimizerSteps
+from guardrun.hooks.patches.steps import StepBreakdown
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import MAX_ANSWER_BYTES, answer_name, read_whole, request_name, write_whole
@@ -145,12 +146,17 @@ def test_nothing_is_read_within_a_capture(training: Training) -> None:
 
 def test_where_there_are_too_many_objects(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(found_objects, "MAX_BLOCKS", 10)
+    training.rank.spent = StepBreakdown(training.rank)
+    replica = nn.Linear(2, 2)
+    training.rank.spent.add_replica(replica)  # as one of DistributedDataParallel would be
     one = training.inspect()
     one.on_beat(0)
     training.step()
     told = one.on_beat(0)
     assert told is not None and "too many objects" in told["troubles"]["objects"]
-    assert told["models"] == [] and [each["type"] for each in told["optimizers"]] == ["AdamW"]
+    assert [each["type"] for each in told["models"]] == ["Linear"] and [
+        each["type"] for each in told["optimizers"]
+    ] == ["AdamW"]
     assert {each["group"] for each in told["at_step"]["gradients"]} == {"group 0", "group 1"}
 
 
