@@ -1,4 +1,4 @@
-"""What it costs to have modules timed (`guardctl trace`): CPU time of forward and backward, a module, without and with it."""
+"""What it costs to have modules timed (`guardctl trace`): CPU time a module, forward and backward, with and without."""
 
 from __future__ import annotations
 

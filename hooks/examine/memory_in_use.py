@@ -80,5 +80,8 @@ def find_memory(torch: Any, rank: Rank, optimizer: Any) -> DeviceMemory | Reside
     module = getattr(torch, kind, None) if index >= 0 else None
     if module is None or rank.words[_CAPTURES] or not getattr(module, "is_initialized", lambda: True)():
         return ResidentMemory()
-    has_some = pick(read_stats(module, index) or {}, "reserved_bytes", "all", "current") > 0
+    try:
+        has_some = pick(read_stats(module, index) or {}, "reserved_bytes", "all", "current") > 0
+    except Exception:  # an allocator of the script's own, which does not count
+        has_some = False
     return DeviceMemory(rank, module, index) if has_some else ResidentMemory()

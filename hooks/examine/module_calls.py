@@ -293,6 +293,7 @@ def _tensors(value: Any, torch: Any, found: list[Any], depth: int = 0) -> list[A
         if len(found) < MAX_TENSORS:
             found.append(value)
     elif isinstance(value, dict | list | tuple) and depth < MAX_DEPTH:
-        for each in list(value.values() if isinstance(value, dict) else value)[:MAX_TENSORS]:
+        # A dictionary of a script's own may make its values when it is asked for them.
+        for each in list(dict.values(value) if isinstance(value, dict) else value)[:MAX_TENSORS]:
             _tensors(each, torch, found, depth + 1)
     return found

@@ -6,8 +6,9 @@ once the time is over. Where no step comes by then, the hooks' thread takes them
 which torch goes through a copy (torch/nn/modules/module.py, _call_impl). Nothing else is changed, but for one function
 by which a compiled module looks whether there are such hooks, to warn of them.
 
-dynamo does not ask for hooks that came after it has compiled something. What it compiles while they are there it would
-compile once more when they have gone: so they go as soon as it begins, and come back at the next step's end.
+dynamo does not ask for hooks that came after it has compiled something, but where compiled modules have hooks of their
+own (compiled_guards.py): there nothing is traced. What it compiles while they are there it would compile once more when
+they have gone: so they go as soon as it begins, for good.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 from _thread import allocate_lock, get_ident
 from time import monotonic_ns
 
+from guardrun.hooks.examine.compiled_guards import find_obstacle
 from guardrun.hooks.examine.memory_in_use import DeviceMemory, ResidentMemory, find_memory
 from guardrun.hooks.examine.module_calls import ROW_BYTES, STAGES, ModuleCalls
 from guardrun.hooks.examine.module_trees import walk
@@ -55,6 +57,8 @@ class ModuleTimes:
         counter = rank.steps
         if counter is None or torch is None or not hasattr(torch.nn, "Module"):
             raise ValueError("it has not imported torch's optimizers: steps are counted by them")
+        if why := find_obstacle():
+            raise ValueError(why)
         self._rank, self._torch, self._counter = rank, torch, counter
         self._wanted, self._room = steps, room - HEAD_BYTES - STEP_BYTES * steps
         self.ends_ns = monotonic_ns() + int(seconds * 1e9)
@@ -66,8 +70,8 @@ class ModuleTimes:
         """The end of the last step: when, the board's count, and the id() of its optimizer."""
         self._steps: list[tuple[int, int]] = []
         """Those that were traced, and nanoseconds of each."""
-        self._compiled = 0
-        """Times that the hooks went because something was compiled."""
+        self._is_compiled = False
+        """The hooks went because something was compiled."""
         self._is_whole = False
         """The step under way has been traced from its beginning."""
         self._memory: DeviceMemory | ResidentMemory | None = None
@@ -121,7 +125,7 @@ class ModuleTimes:
                 if id(optimizer) != self._closer and rank.words[_STEP] == self._last_step:
                     return  # of several optimizers: the step goes on
                 self._steps.append((calls.step, now_ns - self._last_ns))
-            if len(self._steps) >= self._wanted or calls.left_out or calls.trouble:
+            if len(self._steps) >= self._wanted or calls.left_out or calls.trouble or self._is_compiled:
                 self._stop(is_at_step=True)
                 return
             step = max(rank.step_now(), calls.step) + 1  # of a second training the board does not count the first steps
@@ -138,7 +142,8 @@ class ModuleTimes:
             self._stop(is_at_step=False)
 
     def _on_compile(self) -> None:
-        self._compiled += 1
+        self._is_compiled = True
+        self._why = "something was compiled before a module had returned"
         self._is_whole = self._calls.is_on = False
         self._hooks.take_out(is_compiling=True)
 
@@ -171,7 +176,7 @@ class ModuleTimes:
             "is_cut": len(whole) < self._wanted,
             "compiled": compiled[:MAX_NAMED],
             "compiled_count": len(compiled),
-            "compilations": self._compiled,
+            "is_compiled": self._is_compiled,
             "memory": self._memory.where if self._memory is not None else "",
         }
 

@@ -37,7 +37,7 @@ class _Measured(msgspec.Struct, frozen=True):
     memory: str
     compiled: list[str] = []
     compiled_count: int = 0
-    compilations: int = 0
+    is_compiled: bool = False
 
 
 def keep_traces(
@@ -68,7 +68,7 @@ def keep_traces(
                 memory=told.memory,
                 compiled=told.compiled,
                 compiled_count=told.compiled_count,
-                compilations=told.compilations,
+                is_compiled=told.is_compiled,
             )
             try:
                 path = write_trace(run_dir, trace)

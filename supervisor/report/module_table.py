@@ -87,8 +87,8 @@ def describe(trace: ModuleTrace) -> list[str]:
             else ""
         )
         sentences.append(f"Compiled modules run as one piece, of whose parts nothing is known: {names}{more}.")
-    if trace.compilations:
-        sentences.append(f"In {trace.compilations} steps something was compiled: these were left out.")
+    if trace.is_compiled:
+        sentences.append("It ended because something was compiled: ask again.")
     return sentences
 
 

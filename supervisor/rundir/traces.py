@@ -58,8 +58,8 @@ class ModuleTrace(msgspec.Struct, kw_only=True, frozen=True):
     """Modules that run as one piece; …"""
     compiled_count: int = 0
     """… and how many there are of them."""
-    compilations: int = 0
-    """Steps that were left out because something was compiled in them."""
+    is_compiled: bool = False
+    """It ended because something was compiled."""
 
 
 def parse_rows(text: str, names: list[str], stages: list[str]) -> list[TraceRow]:

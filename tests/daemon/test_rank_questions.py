@@ -131,7 +131,7 @@ TRACED: dict[str, Any] = {
     "memory": "host",
     "compiled": [],
     "compiled_count": 0,
-    "compilations": 0,
+    "is_compiled": False,
 }
 
 

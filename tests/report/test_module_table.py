@@ -52,4 +52,4 @@ def test_what_the_table_is_of() -> None:
     assert "Times are the host's" in others(memory="device") and others(memory="host") == ""
     assert others(compiled=["", "b"], compiled_count=9).endswith("nothing is known: (whole), b, and 7 more.")
     assert others(compiled=["b"], compiled_count=1).endswith("nothing is known: b.")
-    assert "In 2 steps something was compiled" in others(compilations=2)
+    assert "ended because something was compiled" in others(is_compiled=True)

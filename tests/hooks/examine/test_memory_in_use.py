@@ -1,4 +1,4 @@
-"""Memory in use is read of the device where a rank has some there, else of the process; and nothing is asked in captures."""
+"""Memory in use is read of the device where a rank has some there, else of the process; in captures nothing is."""
 
 from __future__ import annotations
 
@@ -45,8 +45,10 @@ def test_of_the_device_that_parameters_lie_on(rank: Rank) -> None:
     rank.words[Field.CAPTURES] = 1
     asked = device.asked
     assert memory.read() == -1 and device.asked == asked
-    assert find_memory(SimpleNamespace(cuda=device), rank, OPTIMIZER).where == "host" and device.asked == asked
     memory.close()
+    other = find_memory(SimpleNamespace(cuda=device), rank, OPTIMIZER)
+    assert other.where == "host" and device.asked == asked
+    other.close()
 
 
 @pytest.mark.parametrize("device", [Device(0), Device(8 * MIB, is_initialized=False)])
