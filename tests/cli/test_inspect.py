@@ -6,7 +6,7 @@ import pytest
 
 from guardrun.supervisor.wire.control_messages import Answer
 from tests.cli.conftest import Ctl, FakeSupervisor
-from tests.report.test_rank_state import STATE, changed
+from tests.report.rank_states import STATE, changed
 
 
 @pytest.fixture
