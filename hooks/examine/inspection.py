@@ -90,18 +90,21 @@ class Inspection:
         rank = self._rank
         if get_ident() != rank.owner_ident or self._is_over:
             return
-        with self._lock:
+        if not self._lock.acquire(False):  # it never waits: whoever has it is about to end all this
+            return
+        try:
             torch: Any = sys.modules["torch"]
             if self._is_over or rank.words[_CAPTURES]:
                 return
-            try:
-                if self._sent is None:
-                    self._launch(optimizer, torch)
-                if self._sent is not None and self._sent[1].is_here():
-                    self._read()
-            except Exception as error:
-                self._why = f"{type(error).__name__}: {error}"[:200]
-                self._is_over = True
+            if self._sent is None:
+                self._launch(optimizer, torch)
+            if self._sent is not None and self._sent[1].is_here():
+                self._read()
+        except Exception as error:
+            self._why = f"{type(error).__name__}: {error}"[:200]
+            self._is_over = True
+        finally:
+            self._lock.release()
 
     def _launch(self, optimizer: Any, torch: Any) -> None:
         assert self._found is not None

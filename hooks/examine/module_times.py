@@ -106,8 +106,11 @@ class ModuleTimes:
     def _on_step(self, optimizer: Any) -> None:
         if get_ident() != self._rank.owner_ident:
             return
-        with self._lock:
-            self._end_step(optimizer)
+        if self._lock.acquire(False):  # it never waits: whoever has it is about to end all this
+            try:
+                self._end_step(optimizer)
+            finally:
+                self._lock.release()
 
     def _end_step(self, optimizer: Any) -> None:
         rank = self._rank
