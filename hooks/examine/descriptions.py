@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
 from itertools import islice
 
 from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.wire.examinations import MAX_ANSWER_BYTES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
     from guardrun.hooks.examine.found_objects import Found, Model
 
+MAX_BYTES = MAX_ANSWER_BYTES - 4096
+LEAST = ("environment", "threads", "largest", "loaders", "groups", "scalers", "optimizers", "models", "at_step")
+"""In this order they are left out."""
 MOST = 8
 """Optimizers, models, data loaders, …"""
 MAX_GROUPS = 16
@@ -61,7 +66,17 @@ def describe(rank: Rank, found: Found | None, names: dict[int, str], told: dict[
             about[name] = part()
         except Exception as error:  # what a script's own classes raise, or change meanwhile
             about["troubles"][name] = f"{type(error).__name__}: {error}"[:MAX_CHARS]
+    shorten(about)
     return about
+
+
+def shorten(about: dict[str, Any]) -> None:
+    """Leave parts out, until the rest fits in an answer."""
+    for name in LEAST:
+        if len(json.dumps(about)) <= MAX_BYTES:
+            return
+        if about.pop(name, None):
+            about["troubles"][name] = "left out: there is more than fits in an answer"
 
 
 def name_parameters(found: Found) -> dict[int, str]:

@@ -13,8 +13,8 @@ from guardrun.supervisor.rundir.traces import ModuleTrace, next_number, parse_ro
 
 MODULES = "modules"
 """As hooks/examine/examiner.py names it."""
-ALL_BYTES = 4 * 1024 * 1024
-"""Of all ranks' answers together: those of one node go to the head as one message, which is shorter than JSON."""
+ALL_BYTES = 7 * 512 * 1024
+"""Of all ranks' answers together: those of one node go to the head as one message (fleet/transport/envelopes.py)."""
 
 _lock = allocate_lock()
 """One request at a time gets its number."""

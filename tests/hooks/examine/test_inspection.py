@@ -14,6 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from guardrun.hooks.examine import found_objects
+from guardrun.hooks.examine.descriptions import shorten
 from guardrun.hooks.examine.inspection import Inspection
 from guardrun.hooks.patches.optimizer_steps import OptimizerSteps
 from guardrun.hooks.patches.steps import StepBreakdown
@@ -171,6 +172,15 @@ def test_what_a_script_makes_itself_is_no_obstacle(training: Training) -> None:
     training.step()
     told = one.on_beat(0)
     assert told is not None and told["troubles"] == {} and odd is not None
+
+
+def test_an_answer_that_is_too_long_has_less_in_it() -> None:
+    about: dict[str, Any] = {"troubles": {}, "environment": {"A": "x" * 70_000}, "threads": [1], "models": [2]}
+    shorten(about)
+    assert (about["threads"], about["models"]) == ([1], [2]) and list(about["troubles"]) == ["environment"]
+    about |= {"threads": ["x" * 40_000], "models": ["x" * 40_000], "at_step": {}}
+    shorten(about)
+    assert list(about) == ["troubles", "models", "at_step"] and list(about["troubles"]) == ["environment", "threads"]
 
 
 def test_nothing_found_lives_longer_for_it(training: Training) -> None:
