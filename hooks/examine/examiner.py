@@ -11,7 +11,14 @@ from time import monotonic_ns
 
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
-from guardrun.hooks.wire.examinations import MAX_REQUEST_BYTES, answer_name, read_whole, request_name, write_whole
+from guardrun.hooks.wire.examinations import (
+    MAX_REQUEST_BYTES,
+    answer_name,
+    read_whole,
+    request_name,
+    stop_name,
+    write_whole,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,7 +36,23 @@ def _allocations(rank: Rank, arguments: dict[str, Any]) -> Examination:
     return Allocations(rank, arguments)
 
 
-KINDS: dict[str, Callable[[Rank, dict[str, Any]], Examination]] = {"allocations": _allocations}
+def _modules(rank: Rank, arguments: dict[str, Any]) -> Examination:
+    from guardrun.hooks.examine.module_times import ModuleTimes
+
+    return ModuleTimes(rank, arguments)
+
+
+def _state(rank: Rank, arguments: dict[str, Any]) -> Examination:
+    from guardrun.hooks.examine.inspection import Inspection
+
+    return Inspection(rank, arguments)
+
+
+KINDS: dict[str, Callable[[Rank, dict[str, Any]], Examination]] = {
+    "allocations": _allocations,
+    "modules": _modules,
+    "state": _state,
+}
 """What may be asked for."""
 
 
@@ -85,6 +108,8 @@ class Examiner:
 
     def _advance(self, examination: Examination, now_ns: int) -> None:
         try:
+            if self._is_to_stop():
+                examination.ends_ns = min(examination.ends_ns, now_ns)
             told = examination.on_beat(now_ns)
         except Exception as error:
             self.stop()
@@ -93,6 +118,16 @@ class Examiner:
         if told is not None:
             self.stop()
             self._answer(self._number, told=told)
+
+    def _is_to_stop(self) -> bool:
+        """Whether somebody wants the one that goes on to end now."""
+        path = os.path.join(self._rank.sockets, stop_name(self._rank.attempt, self._rank.global_rank))
+        if not os.path.exists(path):
+            return False
+        try:
+            return read_whole(path, self._number, MAX_REQUEST_BYTES).get("what") == self._what
+        except (OSError, ValueError):
+            return False
 
     def _answer(self, number: int, told: dict[str, Any] | None = None, error: str = "") -> None:
         rank = self._rank

@@ -22,6 +22,10 @@ from guardrun.hooks.patches.steps import step_observer
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import PHASES, Field, Milestone
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 MAX_QUIET = 64
 _PULSES, _PROGRESS_NS = int(Field.PULSES), int(Field.PROGRESS_NS)
 _STEP, _STEP_NS = int(Field.STEP), int(Field.STEP_NS)
@@ -31,8 +35,8 @@ class OptimizerSteps:
     """Hears of one rank's."""
 
     __slots__ = (
-        "_alone", "_busy_at", "_calm_ns", "_counts", "_devices", "_known", "_last_ns", "_limit_ns", "_pace", "_rank",
-        "_spent", "_watched",
+        "_alone", "_and_then", "_busy_at", "_calm_ns", "_counts", "_devices", "_known", "_last_ns", "_limit_ns",
+        "_pace", "_rank", "_spent", "_watched",
     )  # fmt: skip
 
     def __init__(self, rank: Rank) -> None:
@@ -40,6 +44,8 @@ class OptimizerSteps:
         self._pace = rank.pace
         self._spent = step_observer(rank)
         self._devices = reporter(rank)
+        self._and_then: Callable[[Any], None] = self._devices.on_step
+        """What a step that is looked at ends with."""
         self._counts: dict[int, int] = {}
         """By id() of an optimizer."""
         self._watched: dict[int, weakref.ref[Any]] = {}
@@ -73,6 +79,26 @@ class OptimizerSteps:
         except Exception as error:
             rank.fail("optimizer", error)
 
+    def watch(self, call: Callable[[Any], None] | None) -> None:
+        """Have steps that are not quiet call it with their optimizer; None: no more. Any thread may ask.
+
+        The next step is not quiet, but for one that is being counted right now: ask again.
+        """
+        devices = self._devices
+
+        def both(optimizer: Any) -> None:
+            devices.on_step(optimizer)
+            if call is not None:
+                call(optimizer)
+
+        self._and_then = devices.on_step if call is None else both
+        self._pace.quiet_until = 0
+
+    def optimizers(self) -> list[Any]:
+        """Those that have stepped, and are still there. Any thread may ask."""
+        found = [known() for known in list(self._watched.values())]
+        return [optimizer for optimizer in found if optimizer is not None]
+
     def _read(self, optimizer: Any, step: int) -> bool:
         """Have a step read that is not quiet, but for nothing else; False: it has to be looked at."""
         metrics, pace = self._rank.metrics, self._pace
@@ -104,7 +130,7 @@ class OptimizerSteps:
             memory.on_step(optimizer, now_ns)
         if checksums is not None and count >= checksums.due.get(key, 0):
             checksums.on_optimizer(optimizer, count)
-        self._devices.on_step(optimizer)
+        self._and_then(optimizer)
         may_be_quiet = is_step and len(counts) == 1 and rank.guard is None and rank.gc_policy is None
         self._pace.quiet_until = self._plan(key, count, pulses + 1) if may_be_quiet else 0
 
@@ -148,7 +174,8 @@ def _next_read(pulses: int, mask: int) -> int:
 
 def install(module: Any, rank: Rank) -> None:
     """Register the hook with torch.optim.optimizer. Raises AttributeError before torch 2.2."""
-    module.register_optimizer_step_post_hook(OptimizerSteps(rank).on_step)
+    rank.steps = steps = OptimizerSteps(rank)
+    module.register_optimizer_step_post_hook(steps.on_step)
     install_guard(module, rank)
     gradient_groups.install(module, rank)
     device_memory.install(module, rank)

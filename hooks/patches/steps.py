@@ -79,6 +79,10 @@ class StepBreakdown:
         self._replicas = [replica for replica in self._replicas if replica.is_there()][-MAX_REPLICAS + 1 :]
         self._replicas.append(Replica(model))
 
+    def models(self) -> list[Any]:
+        """DDP models that are still there. Any thread may ask."""
+        return [model for replica in list(self._replicas) if (model := replica.model()) is not None]
+
     @property
     def next_ns(self) -> int:
         """There is nothing to do before, but for odd steps."""
@@ -203,6 +207,10 @@ class Replica:
     def is_there(self) -> bool:
         """Whether anybody else still has the model."""
         return self._model() is not None
+
+    def model(self) -> Any:
+        """The model, or None."""
+        return self._model()
 
     def time_one_in(self, steps: int) -> None:
         """Have torch time one step in so many, from now on."""

@@ -5,6 +5,7 @@ They know their rank (hooks/patches), and it knows only this much of them. For t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 
@@ -61,6 +62,19 @@ class CollectionPolicy(Protocol):
         """Leave the collector as if there had been no policy: at the script's end, or in a forked child."""
 
 
+class StepCounter(Protocol):
+    """Counts optimizers' steps, and may be asked to say when the next ones are done."""
+
+    def watch(self, call: Callable[[Any], None] | None) -> None:
+        """Have each step call it with its optimizer, once it is counted, from the next one that is not quiet on.
+
+        None: no more. call: must not raise. Whoever wants to hear of each step sets pace.quiet_until to 0 within it.
+        """
+
+    def optimizers(self) -> list[Any]:
+        """Those that have stepped, and are still there."""
+
+
 class StepObserver(Protocol):
     """Hears of each training step, to tell what it went to."""
 
@@ -79,6 +93,9 @@ class StepObserver(Protocol):
 
     def add_replica(self, model: Any) -> None:
         """This rank has made a model whose gradients are reduced among the ranks (DistributedDataParallel)."""
+
+    def models(self) -> list[Any]:
+        """Those of them that are still there. Any thread may ask."""
 
 
 class DeviceObserver(Protocol):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         OptimizerGuard,
         ReplicaChecker,
         SampleObserver,
+        StepCounter,
         StepObserver,
     )
     from guardrun.hooks.wire.board import Board
@@ -148,6 +149,8 @@ class Rank:
     """What is to be left out; None: not read yet."""
     spent: StepObserver | None = None
     """None until torch's optimizers are imported."""
+    steps: StepCounter | None = None
+    """Likewise."""
     devices: DeviceObserver | None = None
     """None until torch.cuda or the optimizers are imported."""
     device_timer: DeviceTimer | None = None

@@ -4,7 +4,9 @@ The supervisor writes the request, then its number on the board (`Field.EXAMINE_
 its next beat (EXAMINE_TAKEN), does what is asked, writes the answer, and then its number (EXAMINE_GIVEN). Where the GIL
 is held, no beat comes, and nothing is taken.
 
-Both files are JSON: a rank need not have msgspec.
+One that takes long ends earlier where a third file says so, with what it has found out by then.
+
+All are JSON: a rank need not have msgspec.
 """
 
 from __future__ import annotations
@@ -18,10 +20,15 @@ if TYPE_CHECKING:
 
 MAX_REQUEST_BYTES = 16 * 1024
 MAX_ANSWER_BYTES = 64 * 1024
+MAX_TRACE_BYTES = 1024 * 1024
+"""Of an answer with rows of modules (`modules`); what one rank may take of that, the request says."""
+STOP = "stop"
+"""What is asked for where one that goes on is to end; its argument: of which kind (`what`)."""
 MAX_SECONDS = 600.0
 """The longest that a request may have a rank examine itself; …"""
 MIN_TRACED_S = 10.0
 """… and the shortest for which allocations are traced: two pairs of snapshots, a beat apart, and some steps between."""
+MAX_TRACED_STEPS = 1000
 
 
 def request_name(attempt: int, global_rank: int) -> str:
@@ -32,6 +39,16 @@ def request_name(attempt: int, global_rank: int) -> str:
 def answer_name(attempt: int, global_rank: int) -> str:
     """The answer's, likewise."""
     return f"answer-{attempt}-{global_rank}"
+
+
+def stop_name(attempt: int, global_rank: int) -> str:
+    """By which one that goes on is asked to end now, and to answer: its number, and its kind."""
+    return f"stop-{attempt}-{global_rank}"
+
+
+def max_bytes(what: str) -> int:
+    """How long the answer to a request of this kind may be."""
+    return MAX_TRACE_BYTES if what == "modules" else MAX_ANSWER_BYTES
 
 
 def write_whole(path: str, what: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from guardrun.supervisor.cli.verbs import (
     diagnose,
     flame,
     incidents,
+    inspect,
     memory,
     node,
     node_agent,
@@ -33,6 +34,7 @@ from guardrun.supervisor.cli.verbs import (
     sbatch,
     slurm,
     status,
+    trace,
 )
 
 VERBS: tuple[Verb, ...] = (
@@ -46,6 +48,8 @@ VERBS: tuple[Verb, ...] = (
     memory.VERB,
     flame.VERB,
     query.VERB,
+    trace.VERB,
+    inspect.VERB,
     node.VERB,
     check.VERB,
     node_agent.VERB,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 
-from guardrun.hooks.wire.examinations import MAX_SECONDS
+from guardrun.hooks.wire.examinations import MAX_SECONDS, STOP
+from guardrun.supervisor.daemon.module_traces import MODULES, answer_bytes, keep_traces
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.frames import rank_list
@@ -20,6 +22,8 @@ EXAMINE = "examine"
 """The verb of an Ask."""
 MAX_RANKS = 64
 """At once."""
+ALL = "all"
+"""In place of their numbers: all that live, up to the limit."""
 
 
 class QuestionsNode(RankContext, Protocol):
@@ -52,7 +56,10 @@ class RankQuestions:
         self._node, self._context = node, context
 
     def answer(self, peer: bytes, ask: Ask) -> None:
-        """Answer once all ranks have, or can't. Arguments: `ranks`, `what`, `arguments`, `seconds`, `who`."""
+        """Answer once all ranks have, or can't.
+
+        Arguments: `ranks` (numbers, or ALL), `what`, `arguments`, `seconds`, `who`.
+        """
         try:
             self._ask(peer, ask.arguments)
         except _Mistake as error:
@@ -60,7 +67,7 @@ class RankQuestions:
 
     def _ask(self, peer: bytes, asked: dict[str, Any]) -> None:
         alive = self._alive()
-        wanted = _numbers(asked.get("ranks"), alive)
+        wanted = _numbers(asked.get("ranks"), alive, None if asked.get("what") == STOP else MAX_RANKS)
         what, arguments, seconds = asked.get("what"), asked.get("arguments", {}), asked.get("seconds", 0.0)
         if not isinstance(what, str) or not isinstance(arguments, dict) or not isinstance(seconds, int | float):
             raise _Mistake("it is not said what is to be examined")
@@ -70,21 +77,28 @@ class RankQuestions:
         if state.phase is not Phase.RUNNING or state.attempt is None:
             raise _Mistake(f"no attempt runs: it is {state.phase.value}")
         who = str(asked.get("who", "somebody"))[:100]
-        node.feed(
-            ev.ExaminationAsked(
-                attempt=state.attempt.number, global_ranks=wanted, what=what[:40], seconds=float(seconds), who=who
+        attempt = state.attempt.number
+        if what != STOP:
+            node.feed(
+                ev.ExaminationAsked(
+                    attempt=attempt, global_ranks=wanted, what=what[:40], seconds=float(seconds), who=who
+                )
             )
-        )
+        if what == MODULES:
+            arguments = {**arguments, "bytes": answer_bytes(len(wanted))}
         here = [number for number in wanted if number in node.ingest.ranks]
         parts: list[tuple[dict[int, dict[str, Any]], dict[int, str]]] = []
 
         def join(answers: dict[int, dict[str, Any]], missing: dict[int, str]) -> None:
             parts.append((answers, missing))
             if len(parts) == 2:
-                told = {str(number): one for part, _ in parts for number, one in sorted(part.items())}
-                silent = {str(number): why for _, part in parts for number, why in sorted(part.items())}
-                nodes = {str(number): alive[number].node for number in wanted}
-                node.send_to(peer, Answer(is_ok=True, data={"ranks": told, "missing": silent, "nodes": nodes}))
+                told = {number: one for part, _ in parts for number, one in sorted(part.items())}
+                silent = {number: why for _, part in parts for number, why in sorted(part.items())}
+                nodes = {number: alive[number].node for number in wanted}
+                if what == MODULES and told:
+                    self._keep(peer, told, silent, nodes, attempt)
+                else:
+                    node.send_to(peer, _answer(told, silent, nodes))
 
         if self._context.fleet is None:
             join({}, {})
@@ -93,6 +107,26 @@ class RankQuestions:
             self._context.fleet.examinations.ask(elsewhere, what, arguments, float(seconds), join)
         node.examinations.ask(here, what, arguments, float(seconds), join)
 
+    def _keep(
+        self,
+        peer: bytes,
+        told: dict[int, dict[str, Any]],
+        silent: dict[int, str],
+        nodes: dict[int, str],
+        attempt: int,
+    ) -> None:
+        """Write what they have measured, whether or not anybody still waits for it; then answer."""
+        node = self._node
+        at_s = node.clock.now()
+
+        def work() -> None:
+            number, kept, missing = keep_traces(node.run_dir, told, nodes, attempt, at_s)
+            answer = _answer(kept, {**silent, **missing}, nodes, number=number)
+            node.post(lambda: node.send_to(peer, answer))
+
+        with suppress(RuntimeError):  # closing
+            node.pool.submit(work)
+
     def _alive(self) -> dict[int, ev.Rank]:
         """This node's ranks, and the other nodes'."""
         fleet = self._context.fleet
@@ -100,13 +134,21 @@ class RankQuestions:
         return {**self._node.ingest.ranks, **{rank.global_rank: rank for rank in others}}
 
 
-def _numbers(wanted: object, alive: dict[int, ev.Rank]) -> list[int]:
-    """Which ranks are meant. Raises _Mistake."""
+def _answer(told: dict[int, Any], missing: dict[int, str], nodes: dict[int, str], **more: object) -> Answer:
+    parts = {"ranks": told, "missing": missing, "nodes": nodes}
+    by_text = {name: {str(number): one for number, one in sorted(part.items())} for name, part in parts.items()}
+    return Answer(is_ok=True, data={**by_text, **more})
+
+
+def _numbers(wanted: object, alive: dict[int, ev.Rank], limit: int | None) -> list[int]:
+    """Which ranks are meant, and how many may be. Raises _Mistake."""
+    if wanted == ALL and alive:
+        return sorted(alive)[:limit]
     if not isinstance(wanted, list) or not wanted or not all(isinstance(number, int) for number in wanted):
         raise _Mistake("it is not said which ranks are meant")
     numbers = sorted(set(wanted))
-    if len(numbers) > MAX_RANKS:
-        raise _Mistake(f"{MAX_RANKS} ranks at once are examined at most, not {len(numbers)}")
+    if limit is not None and len(numbers) > limit:
+        raise _Mistake(f"{limit} ranks at once are examined at most, not {len(numbers)}")
     unknown = [number for number in numbers if number not in alive]
     if unknown:
         there = f"there are {rank_list(list(alive))}" if alive else "no rank is alive"

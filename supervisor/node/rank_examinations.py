@@ -16,7 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from guardrun.hooks.wire.board import Field, Milestone
-from guardrun.hooks.wire.examinations import MAX_ANSWER_BYTES, answer_name, read_whole, request_name, write_whole
+from guardrun.hooks.wire.examinations import (
+    STOP,
+    answer_name,
+    max_bytes,
+    read_whole,
+    request_name,
+    stop_name,
+    write_whole,
+)
+from guardrun.supervisor.base.redaction import redact_values
 from guardrun.supervisor.collect.host.procfs import read_stat
 from guardrun.supervisor.collect.ranks.memory_use import read_room
 from guardrun.supervisor.collect.ranks.source_functions import name_functions
@@ -81,11 +90,13 @@ class RankExaminations:
     def ask(self, ranks: Sequence[int], what: str, arguments: dict[str, Any], seconds: float, done: Done) -> None:
         """Have these ranks do what is asked; done is called once all have answered, or can't.
 
-        what, arguments: as hooks/examine/examiner.py has them, or FLAME. seconds: how long it takes there.
+        what, arguments: as hooks/examine/examiner.py has them, or STOP, or FLAME. seconds: how long it takes there.
         """
         request = _Request(done)
         for number in ranks:
-            if what == FLAME:
+            if what == STOP:
+                why = self._stop(request, number, str(arguments.get("what", "")))
+            elif what == FLAME:
                 why = self._record(request, number, arguments, seconds)
             else:
                 why = self._begin(request, number, what, arguments, seconds)
@@ -140,6 +151,30 @@ class RankExaminations:
         self._in_pool(asked, write, lambda _: written(), lambda error: self._end(asked, why=f"it isn't asked: {error}"))
         return ""
 
+    def _stop(self, request: _Request, number: int, what: str) -> str:
+        """Have one end what goes on there, which answers whoever has asked for it; empty, or why there is nothing."""
+        node, asked = self._node, self._asked.get(number)
+        board = node.sampler.boards.get(number)
+        words = board.read() if board is not None else None
+        if board is None or words is None:
+            return "there is no such rank"
+        if asked is not None and asked.what != what:
+            return f"it is busy with something else ({asked.what})"
+        taken = words[Field.EXAMINE_TAKEN]
+        if asked is not None and taken < asked.number:
+            if words[Field.EXAMINE_ASKED] == asked.number:
+                board.write(Field.EXAMINE_ASKED, taken)
+            self._end(asked, why="it was called off before it began")
+        elif taken > words[Field.EXAMINE_GIVEN]:
+            # Whoever asked may have been the supervisor before this one. The hooks look whether it is of this kind.
+            path = self._path(stop_name(node.ingest.attempt, number))
+            with suppress(RuntimeError):  # closing
+                node.pool.submit(write_whole, str(path), {"number": taken, "what": what})
+        else:
+            return "nothing of the kind goes on there"
+        request.answers[number] = {"stopped": what}
+        return ""
+
     def sample(self) -> None:
         """Once a second: who has taken what was asked, who has answered, who won't."""
         self._recordings.sample()
@@ -174,9 +209,11 @@ class RankExaminations:
         path, cwd = self._path(answer_name(asked.attempt, asked.rank.global_rank)), self._node.run_file.cwd
 
         def work() -> dict[str, Any]:
-            answer = read_whole(str(path), asked.number, MAX_ANSWER_BYTES)
+            answer = read_whole(str(path), asked.number, max_bytes(asked.what))
             if isinstance(told := answer.get("told"), dict):
                 name_functions(told, cwd)
+                if isinstance(variables := told.get("environment"), dict):
+                    told["environment"] = redact_values(variables)
             return answer
 
         def received(answer: Any) -> None:

@@ -30,7 +30,7 @@ from guardrun.supervisor.wire.listening_addresses import EVERYWHERE, Listen
 
 RUN_FILE = "run.json"
 CHECKPOINTS_FILE = "checkpoints.json"
-_FOLDERS = ("incidents", "looks", "kept", "nccl")
+_FOLDERS = ("incidents", "looks", "kept", "nccl", "traces")
 _FILES = re.compile(
     r"(run|summary|checkpoints|kept|fleet|rescues|environment)\.json|steps\.csv|events\.jsonl(\.\d)?|(guardrun|notify)\.log|\.owner"
 )

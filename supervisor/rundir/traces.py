@@ -12,6 +12,10 @@ from guardrun.supervisor.base.own_files import read_own, write_own
 
 FOLDER = "traces"
 MAX_BYTES = 64 << 20
+MAX_ROWS = 50_000
+"""Of a rank's answer."""
+KEEP, KEEP_BYTES = 512, 256 << 20
+"""Files of a run; the newest requests stay."""
 _NAME = re.compile(r"(\d{3,})-rank-(\d+)\.json")
 
 
@@ -44,6 +48,47 @@ class ModuleTrace(msgspec.Struct, kw_only=True, frozen=True):
     rows: list[TraceRow]
     left_out: int = 0
     """Rows that there was no room for."""
+    steps: list[tuple[int, float]] = []
+    """Those that were traced from first to last, and seconds of each; rows may be of others, too."""
+    is_cut: bool = False
+    """It ended before as many steps as were asked for."""
+    memory: str = ""
+    """Whose `allocated` is: `device`, `host`."""
+    compiled: list[str] = []
+    """Modules that run as one piece; …"""
+    compiled_count: int = 0
+    """… and how many there are of them."""
+    is_compiled: bool = False
+    """It ended because something was compiled."""
+
+
+def parse_rows(text: str, names: list[str], stages: list[str]) -> list[TraceRow]:
+    """Rows as a rank writes them (hooks/examine/module_times.py): `step place stage nanoseconds bytes;…`.
+
+    Raises ValueError, IndexError.
+    """
+    rows = []
+    for line in text.split(";", MAX_ROWS)[:MAX_ROWS] if text else []:
+        step, place, stage, took_ns, allocated = map(int, line.split())
+        if min(place, stage, took_ns) < 0:
+            raise ValueError(f"{line[:100]!r} is no row")
+        rows.append(TraceRow(step, names[place], stages[stage], took_ns / 1e9, allocated))
+    return rows
+
+
+def next_number(run_dir: Path) -> int:
+    """Of the next request."""
+    return max((number for number, _, _ in _list(run_dir)), default=0) + 1
+
+
+def prune_traces(run_dir: Path) -> None:
+    """Let the oldest requests go where there are too many, or they take too much room. Raises OSError."""
+    left, room = KEEP, KEEP_BYTES
+    for _, _, name in reversed(_list(run_dir)):
+        path = run_dir / FOLDER / name
+        left, room = left - 1, room - path.lstat().st_size
+        if left < 0 or room < 0:
+            path.unlink(missing_ok=True)
 
 
 def write_trace(run_dir: Path, trace: ModuleTrace) -> Path:
@@ -57,17 +102,17 @@ def write_trace(run_dir: Path, trace: ModuleTrace) -> Path:
 
 def read_traces(run_dir: Path) -> Iterator[ModuleTrace]:
     """All that a run has kept, the oldest request first. What cannot be read, or is none, is passed over."""
-    folder = run_dir / FOLDER
-    names = sorted((int(m[1]), int(m[2]), m[0]) for m in map(_NAME.fullmatch, _names(folder)) if m)
-    for _, _, name in names:
+    for _, _, name in _list(run_dir):
         try:
-            yield msgspec.json.decode(read_own(folder / name, limit=MAX_BYTES), type=ModuleTrace)
+            yield msgspec.json.decode(read_own(run_dir / FOLDER / name, limit=MAX_BYTES), type=ModuleTrace)
         except (OSError, ValueError):
             continue
 
 
-def _names(folder: Path) -> list[str]:
+def _list(run_dir: Path) -> list[tuple[int, int, str]]:
+    """Number, rank and name of each file, the oldest request first."""
     try:
-        return [path.name for path in folder.iterdir()]
+        names = [path.name for path in (run_dir / FOLDER).iterdir()]
     except OSError:
-        return []
+        names = []
+    return sorted((int(m[1]), int(m[2]), m[0]) for m in map(_NAME.fullmatch, names) if m)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from guardrun.hooks.wire.examinations import MAX_TRACE_BYTES
+from guardrun.supervisor.daemon.module_traces import answer_bytes
 from guardrun.supervisor.daemon.rank_questions import QuestionsContext, QuestionsNode, RankQuestions
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.fleet.transport.envelopes import MAX_BODY_BYTES
+from guardrun.supervisor.rundir.traces import TraceRow, read_traces
 from guardrun.supervisor.wire.control_messages import Answer, Ask
 
 GOOD = {"ranks": [1], "what": "allocations", "arguments": {"seconds": 20}, "seconds": 20, "who": "ada"}
@@ -33,7 +38,7 @@ class Side:
 class Supervisor:
     """Has ranks 0 and 1; with a fleet, 2 and 3 live on node-b."""
 
-    def __init__(self, has_fleet: bool = False) -> None:
+    def __init__(self, has_fleet: bool = False, run_dir: Path = Path("/nowhere")) -> None:
         def rank(number: int, node: str) -> ev.Rank:
             return ev.Rank(global_rank=number, local_rank=number % 2, pid=number, node=node)
 
@@ -46,6 +51,10 @@ class Supervisor:
             ingest=SimpleNamespace(ranks={0: rank(0, "node-a"), 1: rank(1, "node-a")}),
             examinations=self.here,
             feed=self.fed.append,
+            run_dir=run_dir,
+            clock=SimpleNamespace(now=lambda: 12.5),
+            pool=SimpleNamespace(submit=lambda work: work()),
+            post=lambda call: call(),
             send_to=lambda peer, answer: self.sent.append(answer),
         )
         fleet = SimpleNamespace(examinations=self.there, other_ranks=lambda: others) if has_fleet else None
@@ -111,3 +120,60 @@ def test_between_attempts_nobody_is_asked() -> None:
     run = Supervisor()
     run.state.phase = Phase.STOPPING
     assert "no attempt runs: it is stopping" in run.refusal()
+
+
+TRACED: dict[str, Any] = {
+    "names": ["", "head"],
+    "stages": ["forward", "backward"],
+    "rows": "7 1 0 1500000 4096;7 0 0 2000000 -1",
+    "steps": [[7, 3_000_000]],
+    "left_out": 2,
+    "is_cut": False,
+    "memory": "host",
+    "compiled": [],
+    "compiled_count": 0,
+    "is_compiled": False,
+}
+
+
+def test_times_of_modules_are_kept(tmp_path: Path) -> None:
+    run = Supervisor(run_dir=tmp_path)
+    asked = {"what": "modules", "arguments": {"steps": 5, "seconds": 60}, "seconds": 60}
+    run.ask(ranks="all", **asked)
+    (numbers, what, arguments, seconds) = run.here.asked[0]
+    assert (numbers, what, seconds) == ([0, 1], "modules", 60.0)
+    assert arguments == {"steps": 5, "seconds": 60, "bytes": answer_bytes(2)}
+    run.here.done({0: TRACED, 1: {**TRACED, "rows": "1 9 0 1 1"}}, {})
+    (answer,) = run.sent
+    kept = {"file": "traces/001-rank-0.json", "rows": 2, "left_out": 2}
+    assert (answer.data["number"], answer.data["ranks"]) == (1, {"0": kept})
+    assert "none of this version" in answer.data["missing"]["1"]
+    (trace,) = read_traces(tmp_path)
+    assert trace.rows == [TraceRow(7, "head", "forward", 0.0015, 4096), TraceRow(7, "", "forward", 0.002, -1)]
+    assert (trace.node, trace.attempt, trace.at_s, trace.steps) == ("node-a", 2, 12.5, [(7, 0.003)])
+    run.ask(ranks=[1], **asked)
+    run.here.done({1: TRACED}, {})
+    assert run.sent[-1].data["number"] == 2 and len(list(read_traces(tmp_path))) == 2
+
+
+def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
+    (tmp_path / "traces").write_text("no folder")
+    run = Supervisor(run_dir=tmp_path)
+    run.ask(what="modules")
+    run.here.done({1: TRACED}, {})
+    assert run.sent[0].data["ranks"] == {} and "can't be kept" in run.sent[0].data["missing"]["1"]
+    run.ask(what="modules")
+    run.here.done({}, {1: "it is stopped"})
+    assert run.sent[1].data == {"ranks": {}, "missing": {"1": "it is stopped"}, "nodes": {"1": "node-a"}}
+
+
+def test_an_answer_is_as_long_as_all_of_them_may_be() -> None:
+    assert answer_bytes(1) == MAX_TRACE_BYTES
+    assert 64 * answer_bytes(64) + 64 * 1024 < MAX_BODY_BYTES
+
+
+def test_to_stop_is_no_examination() -> None:
+    run = Supervisor(has_fleet=True)
+    run.ask(ranks="all", what="stop", arguments={"what": "modules"}, seconds=0)
+    assert run.fed == [] and run.here.asked == [([0, 1], "stop", {"what": "modules"}, 0.0)]
+    assert run.there.asked == [([2, 3], "stop", {"what": "modules"}, 0.0)]

@@ -8,14 +8,21 @@ import resource
 import signal
 import subprocess
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from guardrun.hooks.examine.examiner import Examiner
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field, Milestone
-from guardrun.hooks.wire.examinations import MAX_ANSWER_BYTES, answer_name, request_name
+from guardrun.hooks.wire.examinations import (
+    MAX_ANSWER_BYTES,
+    MAX_TRACE_BYTES,
+    answer_name,
+    read_whole,
+    request_name,
+    stop_name,
+)
 from guardrun.supervisor.collect.host.procfs import read_stat
 from guardrun.supervisor.collect.ranks.boards import open_boards
 from guardrun.supervisor.node import rank_examinations as module
@@ -220,3 +227,75 @@ def test_sites_that_are_none_are_passed_on_as_they_are(node: Node) -> None:
     node.give(4, 1, {"told": {"sites": odd}})
     answers, missing = node.wait_for_end()
     assert missing == {} and answers[4]["sites"][2] == {"file": "/dev/zero", "line": 1, "function": ""}
+
+
+def stop(node: Node, *ranks: int) -> tuple[dict[int, Any], dict[int, str]]:
+    told: list[Any] = []
+    node.examinations.ask(ranks, "stop", {"what": "allocations"}, 0.0, lambda *one: told.append(one))
+    return cast("tuple[dict[int, Any], dict[int, str]]", told.pop())
+
+
+def test_one_that_goes_on_is_asked_to_end(node: Node) -> None:
+    assert stop(node, 4, 9) == ({}, {4: "nothing of the kind goes on there", 9: "there is no such rank"})
+    node.ask(4)
+    node.take(4, node.asked(4))
+    node.turn()
+    assert stop(node, 4) == ({4: {"stopped": "allocations"}}, {})
+    path = node.sockets / stop_name(3, 4)
+    wait_until(path.exists, 20, "the file")
+    assert read_whole(str(path), 1, 1000)["what"] == "allocations"
+    node.give(4, 1)
+    assert list(node.wait_for_end()[0]) == [4], "whoever has asked for it has its answer"
+
+
+def test_one_that_was_not_taken_yet_is_withdrawn(node: Node) -> None:
+    node.ask(4)
+    node.asked(4)
+    assert stop(node, 4) == ({4: {"stopped": "allocations"}}, {})
+    assert node.wait_for_end() == ({}, {4: "it was called off before it began"})
+    assert node.boards[4][Field.EXAMINE_ASKED] == 0
+
+
+def test_one_of_an_earlier_supervisor_is_asked_to_end(node: Node) -> None:
+    node.boards[4].words[Field.EXAMINE_ASKED] = node.boards[4].words[Field.EXAMINE_TAKEN] = 7
+    assert stop(node, 4)[0] == {4: {"stopped": "allocations"}}
+    path = node.sockets / stop_name(3, 4)
+    wait_until(path.exists, 20, "the file")
+    assert read_whole(str(path), 7, 1000)["what"] == "allocations"
+
+
+def test_one_of_another_kind_goes_on(node: Node) -> None:
+    node.ask(4)
+    node.take(4, node.asked(4))
+    told: list[Any] = []
+    node.examinations.ask([4], "stop", {"what": "modules"}, 0.0, lambda *one: told.append(one))
+    assert told == [({}, {4: "it is busy with something else (allocations)"})]
+    assert not (node.sockets / stop_name(3, 4)).exists()
+
+
+def test_rows_of_modules_have_room(node: Node) -> None:
+    told: list[Any] = []
+    node.examinations.ask([4], "modules", {}, 60.0, lambda *one: told.append(one))
+    node.take(4, node.asked(4))
+    node.give(4, 1, {"told": {"rows": "1" * (MAX_ANSWER_BYTES + 1)}})
+    node.wait(lambda: told, "an end")
+    assert len(told.pop()[0][4]["rows"]) == MAX_ANSWER_BYTES + 1
+    node.examinations.ask([4], "modules", {}, 60.0, lambda *one: told.append(one))
+    node.wait(lambda: node.boards[4][Field.EXAMINE_ASKED] == 2, "a request")
+    node.take(4, 2)
+    node.give(4, 2, {"told": {"rows": "1" * MAX_TRACE_BYTES}})
+    node.wait(lambda: told, "an end")
+    assert "is longer than" in told.pop()[1][4]
+
+
+def test_secrets_of_the_environment_go_no_further(node: Node) -> None:
+    node.ask(4)
+    node.take(4, node.asked(4))
+    variables = {"HF_TOKEN": "abc", "NCCL_DEBUG": "WARN", "HF_ENDPOINT": "https://me:sesame@example.org"}
+    node.give(4, 1, {"told": {"environment": variables}})
+    told = node.wait_for_end()[0][4]["environment"]
+    assert told == {
+        "HF_TOKEN": "(not recorded)",
+        "NCCL_DEBUG": "WARN",
+        "HF_ENDPOINT": "https://me:(not recorded)@example.org",
+    }

@@ -1,0 +1,141 @@
+"""`guardctl trace on|off|show`: which modules a rank's steps go to, for some steps; and what was traced before."""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+
+import msgspec
+
+from guardrun.hooks.wire.examinations import MAX_SECONDS, MAX_TRACED_STEPS, STOP
+from guardrun.supervisor.cli.base.verb import NO, OK, USAGE, Call, CtlError, Verb, add_run_option, find_run, guard_dir
+from guardrun.supervisor.cli.verbs.order import ask_run, who_asks
+from guardrun.supervisor.report.module_table import describe, grown, sum_up
+from guardrun.supervisor.rundir.traces import ModuleTrace, read_traces
+
+STEPS, SECONDS, TOP = 5, 60.0, 20
+MARGIN_S = 110.0
+"""Beyond the seconds: how long a rank and its node may take to answer, and to be known not to."""
+WHAT = "modules"
+HEADINGS = ["Module", "Stage", "Calls", "Mean", "Total", "Share", "Memory"]
+
+
+def parse_ranks(text: str) -> list[int]:
+    """`0,3-5`. Raises argparse.ArgumentTypeError."""
+    try:
+        parts = [[int(bound) for bound in part.split("-")] for part in text.split(",")]
+        if any(len(part) > 2 or part[0] < 0 or part[-1] - part[0] not in range(100_000) for part in parts):
+            raise ValueError
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} names no ranks: `0`, `0,2`, `0-3,6`") from None
+    return sorted({rank for part in parts for rank in range(part[0], part[-1] + 1)})
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=["on", "off", "show"], help="show: what the last request has found out")
+    add_run_option(parser)
+    parser.add_argument("--steps", metavar="N", type=int, default=STEPS, help=f"how many (default: {STEPS})")
+    parser.add_argument(
+        "--seconds", metavar="S", type=float, default=SECONDS, help=f"the longest that it takes (default: {SECONDS:g})"
+    )
+    parser.add_argument("--ranks", metavar="LIST", type=parse_ranks, help="`0,3-5` (default: all, 64 at most)")
+    parser.add_argument("--top", metavar="N", type=int, default=TOP, help=f"lines of a table (default: {TOP})")
+
+
+def _run(call: Call) -> int:
+    given = call.arguments
+    if given.action == "show":
+        return _show(call, None, {})
+    if given.action == "off":
+        return _stop(call)
+    if not 1 <= given.steps <= MAX_TRACED_STEPS or not 0 < given.seconds <= MAX_SECONDS:
+        call.out.error(f"--steps is from 1 to {MAX_TRACED_STEPS}, --seconds up to {MAX_SECONDS:g}")
+        return USAGE
+    if not call.out.is_json:
+        call.out.aside(
+            f"tracing {given.steps} steps, for {given.seconds:g} s at most: each call of a module takes some 30 µs "
+            "more meanwhile. It ends by itself, also without guardctl"
+        )
+    arguments = {"steps": given.steps, "seconds": given.seconds}
+    asked = {"ranks": given.ranks or "all", "what": WHAT, "arguments": arguments, "seconds": given.seconds}
+    data = ask_run(call, "examine", {**asked, "who": who_asks()}, given.seconds + MARGIN_S)
+    missing = {int(number): str(why) for number, why in data.get("missing", {}).items()}
+    number = data.get("number")
+    return _show(call, number if isinstance(number, int) else 0, missing)
+
+
+def _stop(call: Call) -> int:
+    asked = {"ranks": call.arguments.ranks or "all", "what": STOP, "arguments": {"what": WHAT}, "seconds": 0.0}
+    data = ask_run(call, "examine", {**asked, "who": who_asks()}, MARGIN_S)
+    if call.out.is_json:
+        call.out.json(data)
+    elif data.get("ranks"):
+        call.out.line("asked: what was traced by now is kept (guardctl trace show)")
+    else:
+        call.out.line("nothing is being traced")
+    return OK if data.get("ranks") else NO
+
+
+def _show(call: Call, number: int | None, missing: dict[int, str]) -> int:
+    """number: of the request; None: the last one."""
+    directory = guard_dir(call.arguments.guard_dir, call.environ, call.cwd)
+    run_dir = find_run(call.arguments.run, directory, call.cwd)
+    by_number: dict[int, list[ModuleTrace]] = defaultdict(list)
+    for trace in read_traces(run_dir):
+        by_number[trace.number].append(trace)
+    if number is None:
+        if not by_number:
+            raise CtlError(f"run {run_dir.name} has no traces: guardctl trace on makes one while it trains")
+        number = max(by_number)
+    wanted = call.arguments.ranks
+    traces = [trace for trace in by_number[number] if wanted is None or trace.rank in wanted]
+    if call.out.is_json:
+        call.out.json(
+            {
+                "number": number,
+                "ranks": {str(trace.rank): _data(trace) for trace in traces},
+                "missing": {str(rank): why for rank, why in sorted(missing.items())},
+            }
+        )
+    else:
+        for trace in traces:
+            _print(call, trace)
+        for rank, why in sorted(missing.items()):
+            call.out.line(f"Rank {rank}: {why}", "yellow")
+    return OK if traces else NO
+
+
+def _data(trace: ModuleTrace) -> dict[str, object]:
+    told = msgspec.to_builtins(trace)
+    del told["rows"]
+    return {**told, "modules": msgspec.to_builtins(sum_up(trace.rows, trace.steps))}
+
+
+def _print(call: Call, trace: ModuleTrace) -> None:
+    first, *others = describe(trace)
+    call.out.line(f"Rank {trace.rank} on {trace.node or '?'}: {first}", "bold")
+    for sentence in others:
+        call.out.line(sentence)
+    sums = sum_up(trace.rows, trace.steps)
+    top = max(1, call.arguments.top)
+    rows = [
+        [
+            one.module,
+            one.stage,
+            f"{one.count:,}",
+            f"{one.mean_s * 1e3:.3f} ms",
+            f"{one.total_s * 1e3:.1f} ms",
+            f"{one.share:.0%}" if one.share is not None else "",
+            grown(one),
+        ]
+        for one in sums[:top]
+    ]
+    call.out.table(HEADINGS, rows)
+    if len(sums) > top:
+        call.out.line(f"and {len(sums) - top:,} that took less (--top)", "dim")
+    call.out.line()
+
+
+VERB = Verb(
+    "trace", "which modules the steps of ranks go to, and where memory grows, for some steps", _add_arguments, _run
+)

@@ -1,0 +1,109 @@
+"""`guardctl trace`: what is asked of whom, and tables of what was kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from guardrun.supervisor.rundir.traces import ModuleTrace, TraceRow, write_trace
+from guardrun.supervisor.wire.control_messages import Answer
+from tests.cli.conftest import Ctl, FakeSupervisor
+
+ROWS = [
+    TraceRow(12, "layers.0\x1b[2J", "forward", 0.0125, 100 << 20),
+    TraceRow(12, "", "forward", 0.05, 164 << 20),
+    TraceRow(12, "layers.0", "backward", 0.025, 100 << 20),
+]
+
+
+def keep(run_dir: Path, number: int, rank: int, rows: list[TraceRow] = ROWS) -> None:
+    trace = ModuleTrace(number=number, rank=rank, node="node-a", attempt=0, at_s=1.0, rows=rows, steps=[(12, 0.1)])
+    write_trace(run_dir, trace)
+
+
+@pytest.fixture
+def traced(live: FakeSupervisor, runs: Path) -> FakeSupervisor:
+    run_dir = (runs / "latest").resolve()
+    keep(run_dir, 1, 0, ROWS[:1])
+    for rank in (0, 1):
+        keep(run_dir, 2, rank)
+    live.answers["examine"] = Answer(
+        is_ok=True, data={"ranks": {"0": {}, "1": {}}, "missing": {"3": "it is stopped"}, "nodes": {}, "number": 2}
+    )
+    return live
+
+
+def test_tables_of_this_request(ctl: Ctl, traced: FakeSupervisor) -> None:
+    out = ctl("trace", "on")
+    assert out.startswith("Rank 0 on node-a: step 12, 100 ms each; 3 calls of modules.\n")
+    assert "Rank 1 on node-a: " in out and out.endswith("Rank 3: it is stopped\n") and "\x1b" not in out
+    row = next(line for line in out.splitlines() if line.startswith("(whole)"))
+    assert row.split() == ["(whole)", "forward", "1", "50.000", "ms", "50.0", "ms", "50%", "+64", "MB"]
+    assert "tracing 5 steps, for 60 s at most" in ctl.err and "ends by itself" in ctl.err
+    (asked,) = traced.asked
+    assert asked.arguments.pop("who")
+    arguments = {"steps": 5, "seconds": 60.0}
+    assert (asked.verb, asked.arguments) == (
+        "examine", {"ranks": "all", "what": "modules", "arguments": arguments, "seconds": 60.0}
+    )  # fmt: skip
+
+
+def test_ranks_steps_and_lines_are_chosen(ctl: Ctl, traced: FakeSupervisor) -> None:
+    out = ctl("trace", "on", "--ranks", "1,3-4", "--steps", "2", "--seconds", "9", "--top", "1")
+    assert "Rank 0" not in out and "and 2 that took less (--top)" in out
+    (asked,) = traced.asked
+    assert asked.arguments["ranks"] == [1, 3, 4] and asked.arguments["arguments"] == {"steps": 2, "seconds": 9.0}
+
+
+def test_as_json(ctl: Ctl, traced: FakeSupervisor) -> None:
+    data = ctl.json("trace", "on")
+    assert (data["number"], data["missing"], ctl.err) == (2, {"3": "it is stopped"}, "")
+    one = data["ranks"]["1"]
+    assert "rows" not in one and one["modules"][0] == {
+        "module": "(whole)",
+        "stage": "forward",
+        "count": 1,
+        "mean_s": 0.05,
+        "total_s": 0.05,
+        "share": 0.5,
+        "grew_bytes": 64 << 20,
+    }
+
+
+def test_what_was_kept_is_shown_of_a_run_that_is_over(ctl: Ctl, recorded: Path) -> None:
+    ctl("trace", "show", code=1)
+    assert "run vocab-1 has no traces" in ctl.err
+    keep(recorded, 1, 0, ROWS[:1])
+    keep(recorded, 2, 1)
+    out = ctl("trace", "show")
+    assert "Rank 1" in out and "Rank 0" not in out
+    ctl("trace", "on", code=1)
+    assert "is over" in ctl.err
+
+
+def test_it_ends_earlier(ctl: Ctl, traced: FakeSupervisor) -> None:
+    traced.answers["examine"] = Answer(
+        is_ok=True, data={"ranks": {"1": {"stopped": "modules"}}, "missing": {}, "nodes": {}}
+    )
+    assert ctl("trace", "off").startswith("asked: what was traced")
+    (asked,) = traced.asked
+    assert (asked.arguments["what"], asked.arguments["ranks"]) == ("stop", "all")
+    assert asked.arguments["arguments"] == {"what": "modules"}
+    traced.answers["examine"] = Answer(is_ok=True, data={"ranks": {}, "missing": {"1": "nothing"}, "nodes": {}})
+    assert ctl("trace", "off", code=1) == "nothing is being traced\n"
+
+
+def test_where_nobody_answers(ctl: Ctl, traced: FakeSupervisor) -> None:
+    traced.answers["examine"] = Answer(is_ok=True, data={"ranks": {}, "missing": {"1": "it is stopped"}, "nodes": {}})
+    assert ctl("trace", "on", code=1) == "Rank 1: it is stopped\n"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--steps", "0"], ["--steps", "1001"], ["--seconds", "nan"], ["--seconds", "601"], ["--ranks", "x"],
+     ["--ranks", "3-1"], ["--ranks", "0-1-2"], ["--ranks", ""], ["--ranks", "-1"]],
+)  # fmt: skip
+def test_what_is_wrong(ctl: Ctl, traced: FakeSupervisor, arguments: list[str]) -> None:
+    ctl("trace", "on", *arguments, code=2)
+    assert traced.asked == []
