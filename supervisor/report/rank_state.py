@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from guardrun.supervisor.engine.failures.cuda_memory import size
@@ -60,11 +60,31 @@ def text(value: Any) -> str:
 
 
 def difference_lines(told: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Each in a line: `optimizers.0.groups.0.lr: 0.1 on rank 0-2, 0.2 on rank 3`."""
-    return [
-        f"{path}: " + "; ".join(f"{value} on rank {rank_list(ranks)}" for value, ranks in by_value.items())
+    """Each in a line: `optimizers.0.groups.0.lr: 0.1 on rank 0-2, 0.2 on rank 3`.
+
+    Ranks go on while they are asked, one may be a step further than another, and a schedule gives it another learning
+    rate then. So where they were not at the same step, that of each is told with its value, and a last line says why.
+    """
+    steps = {rank: one.get("step") for rank, one in told.items()}
+    is_at_one = len(set(steps.values())) <= 1
+    lines = [
+        f"{path}: "
+        + "; ".join(
+            f"{value} on rank {rank_list(ranks)}{'' if is_at_one else _at_steps([steps[rank] for rank in ranks])}"
+            for value, ranks in by_value.items()
+        )
         for path, by_value in differences(told).items()
     ]
+    if lines and not is_at_one:
+        lines.append("They were not all at the same step when they were read: what a schedule changes differs by that.")
+    return lines
+
+
+def _at_steps(steps: Sequence[Any]) -> str:
+    known = sorted({step for step in steps if isinstance(step, int)})
+    if not known:
+        return ""
+    return f" (step {known[0]})" if len(known) == 1 else f" (steps {known[0]} to {known[-1]})"
 
 
 def sections(one: Mapping[str, Any]) -> list[tuple[str, list[str]]]:

@@ -65,3 +65,16 @@ def test_ranks_that_differ() -> None:
         "optimizers.0.groups.0.lr: 0.0003 on rank 0-1; 0.1 on rank 3",
         "settings.torch: 2.13.0 on rank 0-1; 2.12.0 on rank 3",
     ]
+
+
+def test_ranks_that_were_not_at_the_same_step() -> None:
+    """A schedule gives the one that is a step further another learning rate: that is no fault, and both steps are told."""
+    further = changed(step=813, optimizers__0__groups__0__lr=0.00029)
+    behind = changed(step=811, optimizers__0__groups__0__lr=0.0003)
+    assert difference_lines({0: STATE, 1: further, 2: behind}) == [
+        "optimizers.0.groups.0.lr: 0.0003 on rank 0,2 (steps 811 to 812); 0.00029 on rank 1 (step 813)",
+        "They were not all at the same step when they were read: what a schedule changes differs by that.",
+    ]
+    assert difference_lines({0: STATE, 1: changed(step=813)}) == []
+    unknown = {**further, "step": None}
+    assert difference_lines({0: STATE, 1: unknown})[0].endswith("0.0003 on rank 0 (step 812); 0.00029 on rank 1")
