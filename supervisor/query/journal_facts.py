@@ -111,7 +111,7 @@ BATCHES = Table(
         ("batch", INTEGER, "its number since the attempt began, from 1, all loaders together"),
         ("epoch", INTEGER, "as a sampler has it"),
         ("position", INTEGER, "in its pass, from 1"),
-        ("is_awaited", INTEGER, "1: the rank still waits for it"),
+        ("is_awaited", INTEGER, "1: the rank still waits for it; NULL: not known, as of a rank that moves on"),
         ("size", INTEGER, "how many samples; of a pass: how many batches"),
         ("indices", TEXT, "of its samples, as far as they are known; of a pass: a checksum of their order"),
         ("loader", TEXT, "which data loader, where it is known"),
@@ -273,8 +273,11 @@ class Batches(_Nothing):
 
 def batch_of_look(look: RankLook, attempt: int | None) -> Iterator[Row]:
     """The batch that a rank stood at."""
-    data = look.batch or ({"batch": look.batches} if look.batches else {})
-    yield from _described(data, "look", (look.at_s, attempt, look.global_rank))
+    who = (look.at_s, attempt, look.global_rank)
+    if look.batch:
+        yield from _described(look.batch, "look", who)
+    elif look.batches:  # The last that it got: whether it waits for the next one is not told of a rank that moves on.
+        yield (*who, "look", None, look.batches, None, None, None, None, None, None)
 
 
 def _described(data: dict[str, Any], source: str, who: Row) -> Iterator[Row]:

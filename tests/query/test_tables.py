@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.query.bounds import Bounds, FailedError
+from guardrun.supervisor.query.journal_facts import BATCHES, batch_of_look
 from guardrun.supervisor.query.run_query import TABLES, QueryResult, RunQuery
 from guardrun.supervisor.rundir.journal import NAME
 from guardrun.supervisor.rundir.run_directory import RunFile
@@ -336,3 +338,15 @@ def test_a_thousand_ranks_and_a_large_journal_are_read_in_bounded_memory(tmp_pat
     look_event = ev.LookTaken(look=1, attempt=0, ranks=[look(n, 30.0) for n in range(1000)])
     append(run_dir, (30.0, look_event))
     assert rows((run_dir, run), "SELECT count(DISTINCT rank) FROM python.backtrace") == [(1000,)]
+
+
+def test_whether_a_rank_that_moves_on_waits_for_a_batch_is_not_known() -> None:
+    """Of such a rank the number of batches that it got is all that a look has."""
+    moving = msgspec.structs.replace(look(0, 50.0), batch={}, batches=69)
+    [row] = batch_of_look(moving, 0)
+    names = [column.name for column in BATCHES.columns]
+    known = {name: value for name, value in zip(names, row, strict=True) if value is not None}
+    assert known == {"at_s": 50.0, "attempt": 0, "rank": 0, "source": "look", "batch": 69}
+    still = msgspec.structs.replace(moving, batch={"batch": 70, "is_awaited": True})
+    assert [(row[5], row[8]) for row in batch_of_look(still, 0)] == [(70, True)]
+    assert list(batch_of_look(msgspec.structs.replace(moving, batches=0), 0)) == []
