@@ -68,7 +68,7 @@ def test_ranks_that_differ() -> None:
 
 
 def test_ranks_that_were_not_at_the_same_step() -> None:
-    """A schedule gives the one that is a step further another learning rate: that is no fault, and both steps are told."""
+    """A schedule gives the one that is a step further another rate: that is no fault, and both steps are told."""
     further = changed(step=813, optimizers__0__groups__0__lr=0.00029)
     behind = changed(step=811, optimizers__0__groups__0__lr=0.0003)
     assert difference_lines({0: STATE, 1: further, 2: behind}) == [
