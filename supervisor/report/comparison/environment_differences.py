@@ -78,7 +78,8 @@ def _code(a: Environment, b: Environment, found: Found) -> None:
         changed = _digests("code", a.files, b.files, found)
         if not changed:
             count = len(a.files)
-            found.same.append(f"the script{f' and {count - 1} modules of its own' if count > 1 else ''}")
+            modules = "1 module" if count == 2 else f"{count - 1} modules"
+            found.same.append(f"the script{f' and {modules} of its own' if count > 1 else ''}")
     if a.more_files or b.more_files:
         found.unknown.append(f"the content of more modules than {len(a.files)} and {len(b.files)}")
     if a.arguments.keys() & b.arguments.keys() and not _digests(

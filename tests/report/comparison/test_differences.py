@@ -23,7 +23,7 @@ def test_a_run_and_itself_again() -> None:
     found = compare_runs(run(), run("b"))
     assert (found.differences, found.unknown) == ([], [])
     assert found.outcome[0] == "loss: equal to the last bit at all 400 steps that both have"
-    for words in ("the script and 1 modules of its own", "torch's seed on rank 0 (1234)", "4 installed packages"):
+    for words in ("the script and 1 module of its own", "torch's seed on rank 0 (1234)", "4 installed packages"):
         assert words in found.same
 
 
