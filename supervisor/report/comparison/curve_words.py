@@ -12,15 +12,18 @@ def value_words(one: CurveComparison) -> str:
 
 
 def bit_words(one: CurveComparison) -> str:
-    """Up to where they are equal to the last bit."""
+    """Up to where they are equal to the last bit, and of how many steps that is known."""
     if one.equal is None:
         return "medians over some steps each, which are not compared bit by bit"
+    of = f" (steps {one.first_step} to {one.last_step}: {one.common} of them are recorded in both)"
+    if one.common > one.last_step - one.first_step:
+        of = ""
     if one.is_equal:
-        return f"equal to the last bit at all {one.common} steps that both have"
+        return f"equal to the last bit at all {one.common} steps that both have{of}"
     if not one.equal:
-        return f"different from the first step that both have on ({one.unequal_from})"
+        return f"different from the first step that both have on ({one.unequal_from}){of}"
     steps = "1 step" if one.equal == 1 else f"{one.equal} steps"
-    return f"equal to the last bit for {steps}; from step {one.unequal_from} on they differ"
+    return f"equal to the last bit for {steps}; from step {one.unequal_from} on they differ{of}"
 
 
 def _noise(one: CurveComparison) -> str:

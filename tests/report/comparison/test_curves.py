@@ -40,6 +40,21 @@ def test_equal_to_the_last_bit() -> None:
     assert value_words(found) == "equal to the last bit at all 500 steps that both have"
 
 
+def test_steps_that_are_not_recorded_are_told() -> None:
+    """Of a quick run not every step is: 44 equal ones of 1 to 500 must not read as if there were no more."""
+    whole, some = losses(1, range(1, 501)), losses(1, range(1, 501))
+    some.points[:] = [point for point in some.points if point[0] < 35 or point[0] % 50 == 0]
+    found = compare_values(whole, some)
+    assert found is not None
+    all_equal = "equal to the last bit at all 44 steps that both have"
+    assert value_words(found) == f"{all_equal} (steps 1 to 500: 44 of them are recorded in both)"
+    other = Curve([(step, value + (1e-15 if step > 40 else 0.0)) for step, value in some.points])
+    found = compare_values(whole, other)
+    assert found is not None and value_words(found).startswith(
+        "equal to the last bit for 34 steps; from step 50 on they differ (steps 1 to 500: 44 of them are recorded"
+    )
+
+
 def test_equal_until_a_step() -> None:
     b = losses(1, range(1, 501), away=1e-15, since=413)
     found = compare_values(losses(1, range(1, 501)), b)
