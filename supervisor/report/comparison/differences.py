@@ -156,9 +156,17 @@ def _arguments(a: RunFacts, b: RunFacts, found: Found) -> None:
         is_read = all(run.environment is not None and run.environment.files for run in (a, b))
         names = {PurePath(program[-1]).name for program in (program_a, program_b)}
         kind = "place" if is_read and len(names) == 1 else "code"
-        found.add(kind, "script", " ".join(program_a[1:]), " ".join(program_b[1:]))
+        found.add(kind, "script", *_without_common_flags(program_a[1:], program_b[1:]))
     elif program_a[:1] != program_b[:1]:
         found.add("place", "interpreter", program_a[0], program_b[0])
+
+
+def _without_common_flags(a: list[str], b: list[str]) -> tuple[str, str]:
+    """What two interpreters are given, without the flags that both begin with, such as guardrun's own `-u`."""
+    place = 0
+    while place < min(len(a), len(b)) - 1 and a[place] == b[place] and a[place] not in ("-m", "-c"):
+        place += 1
+    return " ".join(a[place:]), " ".join(b[place:])
 
 
 def _start(a: RunFacts, b: RunFacts, found: Found) -> None:

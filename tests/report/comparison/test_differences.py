@@ -171,6 +171,20 @@ def test_the_script_and_its_arguments(script: str, program: str, own: str) -> No
     assert split_script(script.split()) == (program.split(), own.split())
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "told"),
+    [
+        ("python -u train.py", "python -u tune.py", ("train.py", "tune.py")),
+        ("python -u train.py", "python -u -O train.py", ("train.py", "-O train.py")),
+        ("python -u -m pkg.train", "python -u -m pkg.tune", ("-m pkg.train", "-m pkg.tune")),
+        ("python -u train.py", "python -u -m train", ("train.py", "-m train")),
+    ],
+)
+def test_another_script_without_what_both_have(a: str, b: str, told: tuple[str, str]) -> None:
+    found = compare_runs(run(script=a.split()), run("b", script=b.split()))
+    assert [(one.a, one.b) for one in found.differences if one.what == "script"] == [told]
+
+
 def test_the_commit_and_what_was_changed_since() -> None:
     def at(commit: str, **changes: Any) -> RunFacts:
         values = {"folder": "/p", "commit": commit * 40, "branch": "main", "is_compared": True, **changes}
