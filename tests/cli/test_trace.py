@@ -78,6 +78,8 @@ def test_what_was_kept_is_shown_of_a_run_that_is_over(ctl: Ctl, recorded: Path) 
     keep(recorded, 2, 1)
     out = ctl("trace", "show")
     assert "Rank 1" in out and "Rank 0" not in out
+    assert ctl("trace", "show", "--ranks", "0,2", code=1) == ""
+    assert "has none of these ranks: it is of rank 1" in ctl.err
     ctl("trace", "on", code=1)
     assert "is over" in ctl.err
 

@@ -10,6 +10,7 @@ import msgspec
 from guardrun.hooks.wire.examinations import MAX_SECONDS, MAX_TRACED_STEPS, STOP
 from guardrun.supervisor.cli.base.verb import NO, OK, USAGE, Call, CtlError, Verb, add_run_option, find_run, guard_dir
 from guardrun.supervisor.cli.verbs.order import ask_run, who_asks
+from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.report.module_table import describe, grown, sum_up
 from guardrun.supervisor.rundir.traces import ModuleTrace, read_traces
 
@@ -89,6 +90,9 @@ def _show(call: Call, number: int | None, missing: dict[int, str]) -> int:
         number = max(by_number)
     wanted = call.arguments.ranks
     traces = [trace for trace in by_number[number] if wanted is None or trace.rank in wanted]
+    if not traces and not missing and by_number[number]:
+        kept = rank_list(sorted(trace.rank for trace in by_number[number]))
+        raise CtlError(f"the last trace of run {run_dir.name} has none of these ranks: it is of rank {kept}")
     if call.out.is_json:
         call.out.json(
             {
