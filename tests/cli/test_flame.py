@@ -60,6 +60,12 @@ def test_lines_are_told_and_drawn(ctl: Ctl, flame: FakeSupervisor) -> None:
     assert asked.arguments == {"ranks": [1, 3], "what": "flame", "arguments": terms, "seconds": 2.0}
 
 
+def test_of_a_run_that_is_over(ctl: Ctl, recorded: Path) -> None:
+    """Nothing is said to be done, and nothing is made in its folder."""
+    ctl("flame", "1", code=1)
+    assert "is over" in ctl.err and "watching" not in ctl.err and not Path(recorded, "flames").exists()
+
+
 def test_native_is_slow_and_says_so(ctl: Ctl, flame: FakeSupervisor, tmp_path: Path) -> None:
     out = ctl("flame", "1", "--native", "--output", str(tmp_path / "mine"))
     assert "paused 10 times a second for it" in ctl.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -133,3 +134,8 @@ def test_no_line(ctl: Ctl, memory: FakeSupervisor) -> None:
     data = {"ranks": {"1": {**TOLD, "sites": []}}, "missing": {}, "nodes": {"1": "node-a"}}
     memory.answers["examine"] = Answer(is_ok=True, data=data)
     assert "No line of Python came to hold more." in ctl("memory", "1")
+
+
+def test_of_a_run_that_is_over(ctl: Ctl, recorded: Path) -> None:
+    ctl("memory", "1", code=1)
+    assert "is over" in ctl.err and "tracing" not in ctl.err

@@ -56,6 +56,11 @@ def test_ranks_steps_and_lines_are_chosen(ctl: Ctl, traced: FakeSupervisor) -> N
     assert asked.arguments["ranks"] == [1, 3, 4] and asked.arguments["arguments"] == {"steps": 2, "seconds": 9.0}
 
 
+def test_one_step_is_not_steps(ctl: Ctl, traced: FakeSupervisor) -> None:
+    ctl("trace", "on", "--steps", "1")
+    assert "tracing 1 step, for 60 s at most" in ctl.err
+
+
 def test_as_json(ctl: Ctl, traced: FakeSupervisor) -> None:
     data = ctl.json("trace", "on")
     assert (data["number"], data["missing"], ctl.err) == (2, {"3": "it is stopped"}, "")
@@ -81,7 +86,7 @@ def test_what_was_kept_is_shown_of_a_run_that_is_over(ctl: Ctl, recorded: Path) 
     assert ctl("trace", "show", "--ranks", "0,2", code=1) == ""
     assert "has none of these ranks: it is of rank 1" in ctl.err
     ctl("trace", "on", code=1)
-    assert "is over" in ctl.err
+    assert "is over" in ctl.err and "tracing" not in ctl.err
 
 
 def test_it_ends_earlier(ctl: Ctl, traced: FakeSupervisor) -> None:

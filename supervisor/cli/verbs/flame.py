@@ -24,7 +24,7 @@ from guardrun.supervisor.cli.base.verb import (
     is_anybodys,
     write_named,
 )
-from guardrun.supervisor.cli.verbs.order import ask_run, who_asks
+from guardrun.supervisor.cli.verbs.order import ask_run, find_living, who_asks
 from guardrun.supervisor.cli.views.flame_view import print_flame
 from guardrun.supervisor.report.flame_graph import Sampled, as_data, build, flame_svg, training_thread
 
@@ -62,6 +62,7 @@ def _run(call: Call) -> int:
     if not 1 <= rate <= MOST_RATE:
         out.error(f"--rate is from 1 to {MOST_RATE}")
         return USAGE
+    find_living(call)  # before a folder is made, and before it is said that something is being done
     folder = _folder(call)
     if not out.is_json:
         paused = f", paused {rate} times a second for it: other ranks wait meanwhile" if native else ""

@@ -8,7 +8,7 @@ import msgspec
 
 from guardrun.hooks.wire.examinations import MAX_SECONDS, MIN_TRACED_S
 from guardrun.supervisor.cli.base.verb import NO, OK, USAGE, Call, CtlError, Verb, add_run_option
-from guardrun.supervisor.cli.verbs.order import ask_run, who_asks
+from guardrun.supervisor.cli.verbs.order import ask_run, find_living, who_asks
 from guardrun.supervisor.cli.views.memory_view import Allocations, print_allocations
 
 SECONDS = 60.0
@@ -29,6 +29,7 @@ def _run(call: Call) -> int:
     if not MIN_TRACED_S <= seconds <= MAX_SECONDS:
         call.out.error(f"--seconds is from {MIN_TRACED_S:g} to {MAX_SECONDS:g}")
         return USAGE
+    find_living(call)  # before it is said that something is being done
     if not call.out.is_json:
         call.out.aside(
             f"tracing for {seconds:g} s: Python code runs slower there meanwhile, and other ranks wait for it. It ends "

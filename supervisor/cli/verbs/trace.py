@@ -9,7 +9,7 @@ import msgspec
 
 from guardrun.hooks.wire.examinations import MAX_SECONDS, MAX_TRACED_STEPS, STOP
 from guardrun.supervisor.cli.base.verb import NO, OK, USAGE, Call, CtlError, Verb, add_run_option, find_run, guard_dir
-from guardrun.supervisor.cli.verbs.order import ask_run, who_asks
+from guardrun.supervisor.cli.verbs.order import ask_run, find_living, who_asks
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.report.module_table import describe, grown, sum_up
 from guardrun.supervisor.rundir.traces import ModuleTrace, read_traces
@@ -52,9 +52,11 @@ def _run(call: Call) -> int:
     if not 1 <= given.steps <= MAX_TRACED_STEPS or not 0 < given.seconds <= MAX_SECONDS:
         call.out.error(f"--steps is from 1 to {MAX_TRACED_STEPS}, --seconds up to {MAX_SECONDS:g}")
         return USAGE
+    find_living(call)  # before it is said that something is being done
     if not call.out.is_json:
+        steps = "1 step" if given.steps == 1 else f"{given.steps} steps"
         call.out.aside(
-            f"tracing {given.steps} steps, for {given.seconds:g} s at most: each call of a module takes some 30 µs "
+            f"tracing {steps}, for {given.seconds:g} s at most: each call of a module takes some 30 µs "
             "more meanwhile. It ends by itself, also without guardctl"
         )
     arguments = {"steps": given.steps, "seconds": given.seconds}
