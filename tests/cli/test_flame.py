@@ -115,12 +115,26 @@ def test_nobody_is_asked_where_nothing_can_be_written(
     assert flame.asked == []
 
 
-def test_how_much_samples_can_say() -> None:
-    def said(count: int, **changes: Any) -> list[str]:
-        return describe(Sampled(**{**TOLD, **changes}), Box("thread", count))[1:]
+def said(count: int, bare: int = 0, **changes: Any) -> list[str]:
+    """Of a thread that was seen so often, and so often without a frame."""
+    thread = Box("thread", count, {"main": Box("main", count - bare)})
+    return describe(Sampled(**{**TOLD, **changes}), thread)
 
-    assert said(100) == []
-    assert said(49) == ["That is few: shares are rough (--seconds, --rate)."]
-    (errors,) = said(100, errors=11)
+
+def test_how_much_samples_can_say() -> None:
+    assert said(100)[1:] == []
+    assert said(49)[1:] == ["That is few: shares are rough (--seconds, --rate)."]
+    (errors,) = said(100, errors=11)[1:]
     assert errors.startswith("11 samples could not be taken")
-    assert said(100, left_out=4) == ["4 samples of rare stacks are left out."]
+    assert said(100, left_out=4)[1:] == ["4 samples of rare stacks are left out."]
+
+
+def test_samples_without_a_line_of_python_are_told() -> None:
+    """Of a rank that ends meanwhile they are many, and the shares in the table would not add up."""
+    assert said(242, bare=62)[1:] == ["In 26% of these it ran no Python code, as while its interpreter starts or ends."]
+    assert said(1000, bare=4)[1:] == []
+
+
+def test_a_rank_that_ends_at_once() -> None:
+    assert said(2, seconds=0.04)[0] == "the thread that trains was seen 2 times in 0.04 s."
+    assert said(1, seconds=0.02)[0] == "the thread that trains was seen once in 0.02 s."

@@ -17,7 +17,7 @@ WORD = {"users": "yellow", "library": "", "native": ""}
 def print_flame(out: Output, heading: str, sampled: Sampled, thread: Box | None) -> None:
     """Print a rank's samples. heading: `Rank 1 on node-a`. thread: the one that trains; None: none was seen."""
     if thread is None:
-        out.line(f"{heading}: no thread of it was seen in {sampled.seconds:.0f} s", "yellow")
+        out.line(f"{heading}: no thread of it was seen in {_for(sampled)}", "yellow")
         return
     out.line(f"{heading}: {' '.join(describe(sampled, thread))}", "bold")
     found = [hot for hot in hottest(thread, LINES) if hot.own >= LEAST]
@@ -29,9 +29,13 @@ def print_flame(out: Output, heading: str, sampled: Sampled, thread: Box | None)
 
 def describe(sampled: Sampled, thread: Box) -> list[str]:
     """What the samples are, and how much they can say, a sentence each."""
-    sentences = [f"the thread that trains was seen {thread.count:,} times in {sampled.seconds:.0f} s."]
+    times = "once" if thread.count == 1 else f"{thread.count:,} times"
+    sentences = [f"the thread that trains was seen {times} in {_for(sampled)}."]
     if thread.count < FEW:
         sentences.append("That is few: shares are rough (--seconds, --rate).")
+    if thread.own >= LEAST * thread.count:
+        share = f"{thread.own / thread.count:.0%}"
+        sentences.append(f"In {share} of these it ran no Python code, as while its interpreter starts or ends.")
     if sampled.errors > sampled.samples / 10:
         sentences.append(
             f"{sampled.errors:,} samples could not be taken: stacks that change while they are read, quick calls "
@@ -40,6 +44,11 @@ def describe(sampled: Sampled, thread: Box) -> list[str]:
     if sampled.left_out:
         sentences.append(f"{sampled.left_out:,} samples of rare stacks are left out.")
     return sentences
+
+
+def _for(sampled: Sampled) -> str:
+    """How long it was sampled: a rank may have ended at once."""
+    return f"{sampled.seconds:.0f} s" if sampled.seconds >= 1 else f"{sampled.seconds:.2g} s"
 
 
 def name(call: Call) -> str:
