@@ -7,6 +7,7 @@ diagnose's, beside them: 3 something holds the job up, 4 it has fallen.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -64,6 +65,10 @@ VERBS: tuple[Verb, ...] = (
 )
 
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Where the answer goes, or what a verb writes, there is no room for it."""
+
+
 class _JsonParser(argparse.ArgumentParser):
     """Says on stdout, too, what is wrong with a command line: there a program looks."""
 
@@ -106,6 +111,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return NO
     except PermissionError as error:  # another user's run, or a folder above it, wherever it was come across
         out.error(f"{error.filename or 'a file'}: {error.strerror or error}")
+        return NO
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        silence_stdout()
+        out.error(f"the answer can't be written: {error.strerror}")
         return NO
 
 

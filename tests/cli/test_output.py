@@ -100,6 +100,22 @@ def test_a_reader_that_leaves(recorded: Path, tmp_path: Path) -> None:
     assert errors == b""
 
 
+@pytest.mark.parametrize("arguments", [("show", "1"), ("show", "1", "--json"), ("query", "SELECT 1")])
+def test_where_there_is_no_room_for_the_answer(recorded: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [*GUARDCTL, *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            cwd=tmp_path,
+            env=environment(),
+            timeout=60,
+            check=False,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr.decode() == "guardctl: the answer can't be written: No space left on device\n"
+
+
 def test_no_torch_is_imported(tmp_path: Path) -> None:
     """guardctl answers at once, on a node without torch too."""
     code = (
