@@ -33,6 +33,7 @@ BACKTRACE = Table(
     ),
     _NO_LOOK,
     is_live=True,
+    look_lacks="that look has no Python frames",
 )
 THREADS = Table(
     "threads",
@@ -55,6 +56,7 @@ THREADS = Table(
     ),
     _NO_LOOK,
     is_live=True,
+    look_lacks="that look has no Python frames",
 )
 WORKERS = Table(
     "workers",
@@ -77,6 +79,7 @@ WORKERS = Table(
     ),
     f"the ranks had no processes below them, or {_NO_LOOK}",
     is_live=True,
+    look_lacks="that look has no processes below the ranks",
 )
 COLLECTIVES = Table(
     "collectives",
@@ -103,6 +106,7 @@ COLLECTIVES = Table(
     ),
     f"no process group was told, or {_NO_LOOK}",
     is_live=True,
+    look_lacks="that look has no process group",
 )
 
 

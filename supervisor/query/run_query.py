@@ -89,7 +89,9 @@ class RunQuery:
             sandbox.close()
         for name, count in self._counts.items():
             if not count:
-                self._notes.append(f"{name} is empty: {_NAMES[name].why_empty}")
+                table = _NAMES[name]
+                why = table.look_lacks if table.look_lacks and name in self._as_of else table.why_empty
+                self._notes.append(f"{name} is empty: {why}")
         return QueryResult(answer, self._freshness() + self._notes, self._as_of)
 
     # Where rows come from ---------------------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ class Table(NamedTuple):
     """Why it may have no rows, as a clause; without a full stop."""
     is_live: bool = False
     """A living run is asked for it, at the moment of the query."""
+    look_lacks: str = ""
+    """What a look at ranks has none of where the table is empty and there was a look; likewise a clause."""
 
     @property
     def short_name(self) -> str:

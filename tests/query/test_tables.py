@@ -17,6 +17,7 @@ from guardrun.supervisor.query.run_query import TABLES, QueryResult, RunQuery
 from guardrun.supervisor.rundir.journal import NAME
 from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.rundir.traces import ModuleTrace, TraceRow, write_trace
+from guardrun.supervisor.wire.control_messages import Answer as ControlAnswer
 from tests.query.conftest import DEVICE, NODE, append, look, make_run, report, story
 from tests.support.journals import FOLDER as JOURNALS
 from tests.support.journals import read as read_journal
@@ -217,6 +218,18 @@ def test_an_empty_table_says_why(tmp_path: Path) -> None:
         assert len(told.notes) <= 2
     assert ask(run, "SELECT 1").notes == []
     assert "`guardctl trace on` measures them" in ask(run, THREE[2]).notes[0]
+
+
+def test_an_empty_table_of_a_look_is_not_said_to_have_no_look(tmp_path: Path) -> None:
+    """Beside "as of 0.1 s ago" it would contradict itself."""
+    run_dir, run = make_run(tmp_path)
+    answers: dict[str, dict[str, Any]] = {"status": {"attempt": 0, "ranks": []}, "stacks": {"ranks": []}}
+    for name, lacks in (("workers", "processes below the ranks"), ("collectives", "process group")):
+        query = RunQuery(
+            run_dir, run, lambda verb, *_: ControlAnswer(is_ok=True, data=answers[verb]), "", Bounds(seconds=60.0)
+        )
+        fresh, empty = query.answer(f"SELECT * FROM {name}").notes
+        assert fresh.startswith(f"{name}: as of 0.") and empty == f"{name} is empty: that look has no {lacks}"
 
 
 HOSTILE = [
