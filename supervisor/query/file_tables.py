@@ -76,7 +76,7 @@ TORCH_TRACE = Table(
         ("rank", INTEGER, "global rank"),
         ("step", INTEGER, "the rank's step"),
         ("module", TEXT, "its name within the outermost module; empty: that one itself"),
-        ("stage", TEXT, "`forward`, `backward`"),
+        ("stage", TEXT, "`forward`, `backward`, `recompute` (what a checkpoint computes again)"),
         ("duration", REAL, "seconds on the host's clock"),
         ("allocated", INTEGER, "bytes at its end: of the device's allocator, else the process's resident memory"),
         ("request", INTEGER, "which request, from 1"),
