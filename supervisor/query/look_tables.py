@@ -91,7 +91,12 @@ COLLECTIVES = Table(
         ("pg_desc", TEXT, "`default_pg`, or what the script called it"),
         ("backend", TEXT, "nccl, gloo, …"),
         ("pg_ranks", JSON, "global ranks of its members"),
-        ("issued", INTEGER, "number of the last one issued in it"),
+        (
+            "issued",
+            INTEGER,
+            "number of the last one issued in it; of a rank that does not answer (`completed` is NULL) the last that "
+            "its hooks saw, so that it may be some further",
+        ),
         ("completed", INTEGER, "number of the last one completed; NULL: not known"),
         ("seq", INTEGER, "this one's number, from 1; NULL: the group has none yet"),
         ("op", TEXT, "all_reduce, …"),
