@@ -78,6 +78,56 @@ def test_modules_are_bounded_and_none_is_made_by_being_asked(tmp_path: Path, mon
     assert len(found) == MAX_MODULES and more >= 50
 
 
+def test_nothing_of_a_modules_own_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """apipkg's modules import all that they offer when they are asked for __dict__; a proxy asks whom it stands for."""
+    asked: list[str] = []
+
+    class Package(ModuleType):
+        @property
+        def __dict__(self) -> dict[str, object]:  # type: ignore[override]
+            asked.append("__dict__")
+            raise RuntimeError("asked")
+
+    class Proxy:
+        def __getattribute__(self, name: str) -> object:
+            asked.append(name)
+            raise RuntimeError("asked")
+
+    class Word(str):
+        def startswith(self, *args: object) -> bool:
+            asked.append("startswith")
+            raise RuntimeError("asked")
+
+    package, odd, fine = Package("package"), ModuleType("odd"), ModuleType("fine")
+    vars(ModuleType)["__dict__"].__get__(package)["__file__"] = str(tmp_path / "package.py")
+    odd.__file__ = Word(tmp_path / "odd.py")
+    fine.__file__ = str(tmp_path / "fine.py")
+    modules: dict[object, object] = {"package": package, "proxy": Proxy(), "odd": odd, "fine": fine, 3: fine}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[misc]
+    assert {str(tmp_path / "package.py"), str(tmp_path / "fine.py")} <= set(find_own_modules()[0])
+    assert asked == []
+
+
+@pytest.mark.parametrize("script", [3, None, Path("train.py")])
+def test_a_script_that_leaves_odd_things_behind(
+    script: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is gone, its file is no text, a function of torch is its own: what is known all the same is told."""
+    asked: list[str] = []
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", script)
+    torch = ModuleType("torch")
+    torch.__version__ = "2.6.0"  # type: ignore[attr-defined]
+    torch.initial_seed = lambda: asked.append("seed")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    found = describe({"NCCL_ALGO": "Ring"})
+    assert (found["script"], found["seed"], found["variables"]) == ("", None, {"NCCL_ALGO": "Ring"})
+    assert found["runtime"]["torch"] == "2.6.0" and found["path"] and asked == []
+
+
 def test_a_message_has_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Paths as long as there may be, of modules and of folders, and as many variables."""
     for number in range(MAX_MODULES):
