@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any
 
@@ -91,6 +92,11 @@ INNER_FLAGS: Mapping[str, str] = {
     "memory_efficient_attention": "_get_mem_efficient_sdp_enabled",
 }
 """Likewise of torch._C, which may know none of them: then it is not told."""
+WARNING_VERSIONS = ("2.9.", "2.10.", "2.11.", "2.12.")
+"""Of torch. 2.9 warns the script, once, of whoever asks for these (aten/src/ATen/Context.cpp); 2.13 no more. …"""
+WARNED_OF = frozenset({"float32_matmul_precision", "cudnn_allow_tf32"})
+PRECISIONS = ("matmul", "conv", "rnn")
+"""… What is asked there instead: of each kind of operation."""
 
 _DICT: Any = vars(ModuleType)["__dict__"]
 
@@ -189,9 +195,16 @@ def read_flags(torch: Any) -> dict[str, str]:
     """What torch is set to."""
     if torch is None:
         return {}
-    found = {name: _try(getattr(torch, function, None)) for name, function in FLAGS.items()}
-    inner = getattr(torch, "_C", None)
-    found |= {name: _try(getattr(inner, function, None)) for name, function in INNER_FLAGS.items()}
+    inner: Any = getattr(torch, "_C", None)
+    asked = {name: (torch, function) for name, function in FLAGS.items()}
+    asked |= {name: (inner, function) for name, function in INNER_FLAGS.items()}
+    found: dict[str, Any] = {}
+    if str(getattr(torch, "__version__", "")).startswith(WARNING_VERSIONS):
+        asked = {name: one for name, one in asked.items() if name not in WARNED_OF}
+        precision: Any = getattr(inner, "_get_fp32_precision_getter", None)
+        for kind in PRECISIONS if precision is not None else ():
+            found[f"fp32_precision_{kind}"] = _try(partial(precision, "cuda", kind))
+    found |= {name: _try(getattr(where, function, None)) for name, (where, function) in asked.items()}
     return {name: str(value)[:MAX_CHARS] for name, value in found.items() if value is not None}
 
 

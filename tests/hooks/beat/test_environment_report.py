@@ -165,6 +165,24 @@ def test_a_torch_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found["seed"], found["flags"], found["device"]) == (None, {}, "")
 
 
+def test_torch_is_not_asked_for_what_it_warns_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.9 does, on the script's own stderr; under -W error it raises, and the script's own warning never comes."""
+    import torch
+
+    def old_getter() -> str:
+        asked.append("old")
+        return "highest"
+
+    asked: list[str] = []
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", old_getter)
+    monkeypatch.setattr(torch._C, "_get_cudnn_allow_tf32", old_getter)
+    flags = environment_report.read_flags(torch)
+    assert asked == [] and not {"float32_matmul_precision", "cudnn_allow_tf32"} & flags.keys()
+    if hasattr(torch._C, "_get_fp32_precision_getter"):
+        assert {"fp32_precision_matmul", "fp32_precision_conv", "fp32_precision_rnn"} <= flags.keys()
+
+
 def test_it_takes_no_time_to_speak_of() -> None:
     """A few milliseconds of the interpreter lock, once."""
     import torch  # noqa: F401
