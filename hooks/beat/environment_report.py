@@ -101,8 +101,11 @@ PRECISIONS = ("matmul", "conv", "rnn")
 _DICT: Any = vars(ModuleType)["__dict__"]
 
 
-def describe(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of messages.EnvironmentReported; what can't be told is left out."""
+def describe(environ: Mapping[str, str], device: str = "") -> dict[str, Any]:
+    """The fields of messages.EnvironmentReported; what can't be told is left out.
+
+    device: its model, as the thread that trains has read it: this one might wait in a driver, with the GIL held.
+    """
     torch: Any = sys.modules.get("torch")
     script = _script()
     modules, more = _try(find_own_modules) or ([], 0)
@@ -115,7 +118,7 @@ def describe(environ: Mapping[str, str]) -> dict[str, Any]:
         "flags": _try(lambda: read_flags(torch)) or {},
         "seed": _try(lambda: int(torch.default_generator.initial_seed())),
         "variables": _try(lambda: choose_variables(environ)) or {},
-        "device": _try(lambda: read_device(torch)) or "",
+        "device": _clean(device[:MAX_CHARS]),
     }
 
 
@@ -206,14 +209,6 @@ def read_flags(torch: Any) -> dict[str, str]:
             found[f"fp32_precision_{kind}"] = _try(partial(precision, "cuda", kind))
     found |= {name: _try(getattr(where, function, None)) for name, (where, function) in asked.items()}
     return {name: str(value)[:MAX_CHARS] for name, value in found.items() if value is not None}
-
-
-def read_device(torch: Any) -> str:
-    """The model of the first device that torch has asked already; nothing is initialised for it."""
-    cuda = getattr(torch, "cuda", None)
-    if cuda is None or not _try(cuda.is_initialized):
-        return ""
-    return str(_try(lambda: cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0"))).name) or "")[:MAX_CHARS]
 
 
 def _try(ask: Callable[[], Any] | None) -> Any:

@@ -13,6 +13,7 @@ import pytest
 from guardrun.hooks.beat import environment_report
 from guardrun.hooks.beat.environment_report import MAX_MODULES, choose_variables, describe, find_own_modules
 from guardrun.hooks.beat.heartbeat import Heartbeat
+from guardrun.hooks.patches.devices import DeviceReporter
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.messages import MAX_MESSAGE_BYTES, EnvironmentReported, HookFailed
@@ -60,6 +61,28 @@ def test_a_script_that_ends_at_once_tells_it_with_its_last_words(rank: Rank) -> 
     heart._handle(("Ended", {}))
     heart._handle(("Ended", {}))
     assert sent == ["Ended", "Ended", "EnvironmentReported", "Ended"]
+
+
+def test_the_device_is_asked_by_the_thread_that_trains_alone(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hooks' thread might wait in a driver, with the GIL held."""
+    import torch
+
+    def properties(index: int) -> SimpleNamespace:
+        asked.append(index)
+        return SimpleNamespace(name="a GPU")
+
+    asked: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    rank.devices = reporter = DeviceReporter(rank)
+    reporter.after_set_device(torch.cuda)
+    del asked[:]
+    heart, sent = Heartbeat(rank), []
+    heart._sender = SimpleNamespace(send=lambda kind, fields: sent.append(fields) or True)
+    rank.words[Field.STEP] = 1
+    heart._tell_environment()
+    assert ([fields["device"] for fields in sent], asked) == (["a GPU"], [])
 
 
 def test_modules_are_bounded_and_none_is_made_by_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
