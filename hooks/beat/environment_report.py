@@ -2,7 +2,8 @@
 
 On the hooks' thread, when the first step is done: by then the script has imported and set what it will. Nothing is
 imported, no file is read and no device is asked for it: what torch and the interpreter know already is looked up, about
-a millisecond for a thousand modules. Files are read by the supervisor (supervisor/collect/ranks/environment.py).
+a millisecond for a thousand modules. Nor is anything of the script's own run, which may take its time, print, or import
+while somebody forks. Files are read by the supervisor (supervisor/collect/ranks/environment.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 MAX_MODULES = 300
@@ -89,22 +92,33 @@ INNER_FLAGS: Mapping[str, str] = {
     "memory_efficient_attention": "_get_mem_efficient_sdp_enabled",
 }
 """Likewise of torch._C, which may know none of them: then it is not told."""
+WARNING_VERSIONS = ("2.9.", "2.10.", "2.11.", "2.12.")
+"""Of torch. 2.9 warns the script, once, of whoever asks for these (aten/src/ATen/Context.cpp); 2.13 no more. …"""
+WARNED_OF = frozenset({"float32_matmul_precision", "cudnn_allow_tf32"})
+PRECISIONS = ("matmul", "conv", "rnn")
+"""… What is asked there instead: of each kind of operation."""
+
+_DICT: Any = vars(ModuleType)["__dict__"]
 
 
-def describe(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The fields of messages.EnvironmentReported."""
-    torch = sys.modules.get("torch")
-    modules, more = find_own_modules()
+def describe(environ: Mapping[str, str], device: str = "") -> dict[str, Any]:
+    """The fields of messages.EnvironmentReported; what can't be told is left out.
+
+    device: its model, as the thread that trains has read it: this one might wait in a driver, with the GIL held.
+    """
+    torch: Any = sys.modules.get("torch")
+    script = _script()
+    modules, more = _try(find_own_modules) or ([], 0)
     return {
-        "script": _text(getattr(sys.modules.get("__main__"), "__file__", None)),
+        "script": _clean(_absolute(script)) if script else "",
         "modules": modules,
         "more_modules": more,
-        "path": _cut([_text(entry) for entry in sys.path[:MAX_PATHS] if isinstance(entry, str)]),
-        "runtime": read_runtime(torch),
-        "flags": read_flags(torch),
-        "seed": _try(lambda: int(torch.initial_seed())) if torch is not None else None,
-        "variables": choose_variables(environ),
-        "device": read_device(torch),
+        "path": _try(_find_path) or [],
+        "runtime": _try(lambda: read_runtime(torch)) or {},
+        "flags": _try(lambda: read_flags(torch)) or {},
+        "seed": _try(lambda: int(torch.default_generator.initial_seed())),
+        "variables": _try(lambda: choose_variables(environ)) or {},
+        "device": _clean(device[:MAX_CHARS]),
     }
 
 
@@ -119,23 +133,41 @@ def choose_variables(environ: Mapping[str, str]) -> dict[str, str]:
 
 def find_own_modules() -> tuple[list[str], int]:
     """Files of the imported modules that are neither Python's nor installed; how many more there are."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    homes = tuple(f"{os.path.abspath(folder)}/" for folder in (os.getcwd(), os.path.dirname(script or ".")))
+    homes = tuple(f"{_absolute(folder)}/" for folder in (".", os.path.dirname(_script()) or "."))
     library = f"{os.path.dirname(os.__file__)}/"
     prefixes = tuple(f"{prefix}/" for prefix in {sys.prefix, sys.base_prefix, sys.exec_prefix})
     found: dict[str, None] = {}
-    for name, module in list(sys.modules.items()):
-        # Not by getattr: modules that are made on first use would be made here.
-        file = getattr(module, "__dict__", {}).get("__file__")
-        if not isinstance(file, str) or name.partition(".")[0] in NOT_OWN:
+    for name, module in sys.modules.copy().items():
+        file = _file_of(module)
+        if type(name) is not str or not file or name.partition(".")[0] in NOT_OWN:
             continue
         if file.startswith(library) or any(other in file for other in OTHERS) or len(file) > MAX_CHARS:
             continue
-        path = os.path.abspath(file)
+        path = _absolute(file)
         if path.startswith(homes) or not path.startswith(prefixes):
-            found[_text(path)] = None
+            found[_clean(path)] = None
     kept = _cut(list(found)[:MAX_MODULES])
     return kept, len(found) - len(kept)
+
+
+def _find_path() -> list[str]:
+    return _cut([_clean(_absolute(entry)) for entry in sys.path[:MAX_PATHS] if type(entry) is str])
+
+
+def _file_of(module: object) -> str:
+    """A module's file; empty: it has none.
+
+    Not by getattr, upon which some modules make what they have, and not by the __dict__ that a module's own class may
+    define: that of apipkg imports all that the module offers.
+    """
+    if not issubclass(type(module), ModuleType):
+        return ""
+    file = (_DICT.__get__(module) or {}).get("__file__")
+    return file if type(file) is str else ""
+
+
+def _script() -> str:
+    return _file_of(sys.modules.get("__main__"))
 
 
 def _cut(texts: list[str]) -> list[str]:
@@ -166,18 +198,17 @@ def read_flags(torch: Any) -> dict[str, str]:
     """What torch is set to."""
     if torch is None:
         return {}
-    found = {name: _try(getattr(torch, function, None)) for name, function in FLAGS.items()}
-    inner = getattr(torch, "_C", None)
-    found |= {name: _try(getattr(inner, function, None)) for name, function in INNER_FLAGS.items()}
+    inner: Any = getattr(torch, "_C", None)
+    asked = {name: (torch, function) for name, function in FLAGS.items()}
+    asked |= {name: (inner, function) for name, function in INNER_FLAGS.items()}
+    found: dict[str, Any] = {}
+    if str(getattr(torch, "__version__", "")).startswith(WARNING_VERSIONS):
+        asked = {name: one for name, one in asked.items() if name not in WARNED_OF}
+        precision: Any = getattr(inner, "_get_fp32_precision_getter", None)
+        for kind in PRECISIONS if precision is not None else ():
+            found[f"fp32_precision_{kind}"] = _try(partial(precision, "cuda", kind))
+    found |= {name: _try(getattr(where, function, None)) for name, (where, function) in asked.items()}
     return {name: str(value)[:MAX_CHARS] for name, value in found.items() if value is not None}
-
-
-def read_device(torch: Any) -> str:
-    """The model of the first device that torch has asked already; nothing is initialised for it."""
-    cuda = getattr(torch, "cuda", None)
-    if cuda is None or not _try(cuda.is_initialized):
-        return ""
-    return str(_try(lambda: cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", "0"))).name) or "")[:MAX_CHARS]
 
 
 def _try(ask: Callable[[], Any] | None) -> Any:
@@ -188,8 +219,11 @@ def _try(ask: Callable[[], Any] | None) -> Any:
         return None
 
 
-def _text(value: object) -> str:
-    return _clean(os.path.abspath(value)) if isinstance(value, str) else ""
+def _absolute(path: str) -> str:
+    try:
+        return os.path.abspath(path)
+    except OSError:  # The folder that it is relative to is gone.
+        return path
 
 
 def _clean(text: str) -> str:

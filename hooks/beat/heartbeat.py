@@ -166,7 +166,8 @@ class Heartbeat:
             with self._rank.import_lock:
                 from guardrun.hooks.beat.environment_report import describe
 
-            self._send("EnvironmentReported", describe(os.environ))
+            devices = self._rank.devices
+            self._send("EnvironmentReported", describe(os.environ, devices.model if devices is not None else ""))
         except Exception as error:
             self._rank.fail("environment", error)
 

@@ -38,6 +38,7 @@ class DeviceReporter:
         self._current = -1
         """As set_device last left it."""
         self._is_by_parameters = False
+        self.model = ""
 
     def after_set_device(self, cuda: Any) -> None:
         """The thread that asks uses another device of torch.cuda from now on."""
@@ -78,7 +79,9 @@ class DeviceReporter:
         if kind == "cuda" and torch.version.hip:
             kind = "hip"
         elif kind == "cuda" and index >= 0 and torch.cuda.is_initialized():
-            uuid, bus = read_identity(torch.cuda.get_device_properties(index))
+            properties = torch.cuda.get_device_properties(index)
+            self.model = str(getattr(properties, "name", ""))
+            uuid, bus = read_identity(properties)
         self._rank.send("DeviceReported", device_type=kind, index=index, uuid=uuid, bus=bus, is_alone=is_alone)
 
 

@@ -101,6 +101,9 @@ class StepObserver(Protocol):
 class DeviceObserver(Protocol):
     """Hears on which device the rank trains."""
 
+    model: str
+    """What torch calls a device of this kind; empty: it has none, or does not tell it."""
+
     def after_set_device(self, cuda: Any) -> None:
         """The thread that asks has another current device. cuda: torch's module."""
 

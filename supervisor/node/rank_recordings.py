@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from guardrun.supervisor.collect.host.procfs import read_stat
+from guardrun.supervisor.collect.host.procfs import read_stat, read_threads
 from guardrun.supervisor.collect.ranks.flame_samples import Recording, pack
 from guardrun.supervisor.node.rank_collection import RankContext
 
@@ -20,6 +20,10 @@ MAX_RATE = 200
 """Samples a second."""
 LATE_S = 30.0
 """Beyond the time that was asked for: py-spy reads symbols first, and writes at the end."""
+
+HELD_S = 5.0
+"""For native frames all threads are stopped for as long as it takes to stop each of them: with one that stands in the
+kernel (a dead mount, a driver) that is for good. A sample takes milliseconds, the first one up to a second or two."""
 
 Told = Callable[[dict[str, Any] | None, str], object]
 """Called with what was seen of a rank, or with None and why that is nothing."""
@@ -37,6 +41,15 @@ class _Sampled:
     seconds: float
     terms: dict[str, Any]
     is_being_read: bool = False
+    held_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Of native ones: threads that are stopped, with their counts of switches, and since when."""
+
+    def is_held(self, now_s: float) -> bool:
+        """Whether one of its threads has been stopped all the time for HELD_S."""
+        threads = read_threads(self.terms["pid"]) if self.terms["native"] else []
+        stopped = {(each.tid, each.switches) for each in threads if each.state == "t"}
+        self.held_s = {each: self.held_s.get(each, now_s) for each in stopped}
+        return any(now_s - since_s > HELD_S for since_s in self.held_s.values())
 
 
 class RankRecordings:
@@ -80,6 +93,9 @@ class RankRecordings:
                 self._read(sampled)
             elif time.monotonic() - sampled.began_s > sampled.seconds + LATE_S:
                 self._end(sampled, why=f"py-spy was not done {LATE_S:.0f} s after the time")
+            elif sampled.is_held(time.monotonic()):
+                why = "a thread of it stands in the kernel, and native frames would hold up all others"
+                self._end(sampled, why=f"{why}: ask without them")
 
     def close(self) -> None:
         """End those that are under way; nobody is told."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from guardrun.hooks.wire.messages import EnvironmentReported
@@ -24,6 +24,8 @@ EVERY_S = 5.0
 """Values of single steps are written so often: each write is waited for by whoever writes the journal next."""
 MAX_WAITING = 20_000
 """Of such values."""
+MAX_UNWRITTEN = 4
+"""Times as many wait for a disk that does not answer; what comes after them is dropped."""
 MIN_FREE_BYTES = 16 << 20
 """What is left on the run directory's file system is for the journal and for checkpoints."""
 END_S = 0.5
@@ -41,6 +43,8 @@ class RunRecords:
         self._waiting: list[StepValues] = []
         self._attempt = -1
         """Whose these are."""
+        self._given = self._done = 0
+        """Writes of such values, by the loop and by the writer's thread."""
         self._written_s = time.monotonic()
         self._thread: threading.Thread | None = None
 
@@ -55,8 +59,17 @@ class RunRecords:
     def _write_steps(self) -> None:
         attempt, values, self._waiting = self._attempt, self._waiting, []
         self._written_s = time.monotonic()
-        if values:
-            self._put(lambda: self._steps.add(attempt, values))
+        if not values or self._given - self._done >= MAX_UNWRITTEN:
+            return
+
+        def write() -> None:
+            try:
+                if self._has_room():
+                    self._steps.add(attempt, values)
+            finally:
+                self._done += 1
+
+        self._given += self._writer.put(write)
 
     def note_environment(self, told: EnvironmentReported) -> None:
         """Read what a rank names, and keep it. One at a time: while one is under way, others are dropped."""
@@ -75,17 +88,12 @@ class RunRecords:
         except Exception:
             log.exception("environment_not_read")
             return
-        self._put(lambda: add_environment(self._run_dir, found))
+        self._writer.put(lambda: self._has_room() and add_environment(self._run_dir, found))
 
-    def _put(self, work: Callable[[], object]) -> None:
-        """Have it written, if there is room by then."""
-
-        def write() -> None:
-            found = os.statvfs(self._run_dir)
-            if found.f_bavail * found.f_frsize >= MIN_FREE_BYTES:
-                work()
-
-        self._writer.put(write)
+    def _has_room(self) -> bool:
+        """Asked when it is written. Raises OSError."""
+        found = os.statvfs(self._run_dir)
+        return found.f_bavail * found.f_frsize >= MIN_FREE_BYTES
 
     def close(self) -> None:
         """Before the writer is closed."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
+from guardrun.supervisor.collect.host.procfs import read_threads
 from guardrun.supervisor.collect.ranks import flame_samples
 from guardrun.supervisor.node import rank_recordings as module
 from guardrun.supervisor.report.flame_graph import Sampled, build, training_thread
 from tests.node.idle_node import Node
+from tests.support.waiting import wait_until
 
 
 def ask(node: Node, *ranks: int, seconds: float = 1.0, **arguments: Any) -> None:
@@ -50,6 +54,44 @@ def test_one_that_takes_too_long_is_ended(node: Node, monkeypatch: pytest.Monkey
     answers, missing = node.wait_for_end()
     assert answers == {} and "py-spy was not done" in missing[4]
     assert list(node.sockets.glob("flame-*")) == []
+
+
+IN_THE_KERNEL = """
+import os, sys, threading, time
+# The parent of a vfork waits, as one that reads from a dead mount does (state D), until its child has opened a FIFO.
+opens = [(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)]
+threading.Thread(target=os.posix_spawn, args=("/bin/true", ["true"], {}), kwargs={"file_actions": opens}).start()
+"""
+
+
+@pytest.mark.real("py-spy")
+def test_a_rank_that_stays_stopped_for_native_frames_is_let_go(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that stands in the kernel: py-spy has stopped all others, and waits for it."""
+    monkeypatch.setattr(module, "HELD_S", 0.5)
+    fifo = tmp_path_factory.mktemp("fifo") / "fifo"
+    os.mkfifo(fifo)
+    with subprocess.Popen([sys.executable, "-S", "-c", IN_THE_KERNEL, str(fifo)]) as process:
+        try:
+            wait_until(lambda: "D" in states(process.pid), 20, "a thread in the kernel")
+            node = Node(tmp_path, process.pid)
+            try:
+                ask(node, 4, seconds=100, native=True)
+                node.wait(lambda: "t" in states(process.pid), "the others are stopped")
+                answers, missing = node.wait_for_end()
+                assert answers == {} and "stands in the kernel" in missing[4]
+                wait_until(lambda: "t" not in states(process.pid), 20, "they go on")
+            finally:
+                node.examinations.close()
+                node.close()
+        finally:
+            os.close(os.open(fifo, os.O_RDWR))
+            process.kill()
+
+
+def states(pid: int) -> str:
+    return "".join(thread.state for thread in read_threads(pid))
 
 
 @pytest.mark.parametrize("arguments", [{"rate": 0}, {"rate": 201}, {"rate": "x"}, {"native": 1}, {"rate": None}])

@@ -105,3 +105,20 @@ def test_the_last_room_on_a_disk_is_left_to_others(bench: Bench, monkeypatch: py
     bench.records.note_environment(told(bench.folder / "train.py"))
     bench.close()
     assert list(bench.folder.iterdir()) == []
+
+
+def test_a_disk_that_does_not_answer_keeps_few_values_waiting(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And leaves the writer's queue to the journal: what it can't write in time is lost, not kept."""
+    monkeypatch.setattr(run_records, "MAX_WAITING", 1)
+    stands, answers = threading.Event(), threading.Event()
+    bench.writer.put(lambda: (stands.set(), answers.wait(60)))
+    assert stands.wait(30)
+    for step in range(100):
+        bench.records.note_steps(0, [StepValues(step, 1.0, None)])
+    waiting = bench.writer._queue.qsize()
+    answers.set()
+    assert waiting == run_records.MAX_UNWRITTEN
+    wait_until(bench.writer._queue.empty, 30, "all is written")
+    bench.records.note_steps(0, [StepValues(100, 1.0, None)])
+    bench.close()
+    assert [one.step for _, one in read_steps(bench.folder)] == [*range(run_records.MAX_UNWRITTEN), 99, 100]

@@ -15,6 +15,7 @@ import stat
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import islice
 
 from guardrun.hooks.wire.messages import EnvironmentReported
 from guardrun.supervisor.base.redaction import redact_text, redact_values
@@ -27,6 +28,9 @@ MAX_BYTES = 64 << 20
 MAX_S = 10.0
 MAX_ARGUMENTS = 32
 MAX_PACKAGES = 3000
+MAX_ENTRIES = 20_000
+"""Of a folder on sys.path: the script's own may hold its data, too, in millions of files."""
+MAX_PATHS = 200
 _PACKAGE = re.compile(r"(?P<name>[A-Za-z0-9][A-Za-z0-9._]*?)-(?P<version>[0-9][^-]*)(?:-.*)?\.(?:dist-info|egg-info)")
 
 
@@ -128,10 +132,13 @@ def read_arguments(script: Sequence[str], cwd: str, own: str, reader: FileReader
 def read_packages(path: Iterable[str]) -> dict[str, str]:
     """Name → version of what is installed on a sys.path, by the names of folders; the first one counts."""
     found: dict[str, str] = {}
-    for folder in path:
-        with suppress(OSError), os.scandir(folder) as entries:
-            for name in sorted(entry.name for entry in entries):
-                match = _PACKAGE.fullmatch(name)
-                if match is not None and len(found) < MAX_PACKAGES:
-                    found.setdefault(re.sub(r"[-_.]+", "-", match["name"]).lower(), match["version"])
+    for folder in islice(path, MAX_PATHS):
+        matches = []
+        with suppress(OSError, ValueError), os.scandir(folder) as entries:
+            for entry in islice(entries, MAX_ENTRIES):
+                if entry.name.endswith("-info") and (match := _PACKAGE.fullmatch(entry.name)) is not None:
+                    matches.append(match)
+        for match in sorted(matches, key=lambda one: one[0]):
+            if len(found) < MAX_PACKAGES:
+                found.setdefault(re.sub(r"[-_.]+", "-", match["name"]).lower(), match["version"])
     return dict(sorted(found.items()))

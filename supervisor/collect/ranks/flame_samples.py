@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import os
 import re
+import resource
+import signal
 import subprocess
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 from zlib import compress
 
 from guardrun.supervisor.collect.ranks.pauses import PAUSES
-from guardrun.supervisor.collect.ranks.stack_dumps import NOT_INSTALLED, explain_failure, find_pyspy
+from guardrun.supervisor.collect.ranks.stack_dumps import NOT_INSTALLED, end_program, explain_failure, find_pyspy
 
 MAX_RAW_BYTES = 64 << 20
-"""Of py-spy's output: what is beyond is not read."""
+"""Of py-spy's output, which lies where the ranks' boards do, often in memory: it can't write more."""
+END_S = 0.1
+"""How long the end of one that is killed is waited for."""
 MAX_PACKED_BYTES = 256 << 10
 """Of one process's stacks on their way to whoever asked: 8 ranks' fit into one message between nodes."""
 _MAX_SAID_BYTES = 4096
@@ -68,6 +73,8 @@ class Recording:
             )
         finally:
             os.close(said)
+        with suppress(OSError):  # it may have ended by now
+            resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (MAX_RAW_BYTES, MAX_RAW_BYTES))
         if self._paused:
             PAUSES.begin(self._paused)
 
@@ -81,8 +88,7 @@ class Recording:
     def end(self) -> None:
         """Stop it, whatever it has, and forget its files."""
         if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
+            end_program(self._process, END_S)
         self._unpause()
         for path in (self.path, self._said):
             path.unlink(missing_ok=True)
@@ -90,6 +96,8 @@ class Recording:
     def read(self) -> Samples:
         """What it has seen, once it has ended. Raises ValueError that says why there is nothing."""
         said = _head(self._said, _MAX_SAID_BYTES)
+        if self._process.returncode == -signal.SIGXFSZ:
+            raise ValueError(f"py-spy wanted to write more than {MAX_RAW_BYTES >> 20} MiB")
         if self._process.returncode:
             raise ValueError(explain_failure(said))
         try:

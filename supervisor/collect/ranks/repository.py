@@ -23,6 +23,9 @@ MAX_GIT_BYTES = 4 << 20
 MAX_INDEX_BYTES = 16 << 20
 MAX_ABOVE = 32
 """Folders above the script in which a repository is looked for."""
+MAX_NAME_BYTES = 4096
+"""Of a path in an index, as of any path."""
+_VARINT_BYTES = 4
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _HEADER = struct.Struct(">4sII")
 _ENTRY = struct.Struct(">40x20sH")
@@ -91,10 +94,13 @@ def parse_index(data: bytes) -> dict[str, str]:
             place += _ENTRY.size + (2 if flags & _EXTENDED else 0)
             if version == 4:
                 cut, place = _parse_varint(data, place)
-                name = name[: len(name) - cut]
+                name = name[: max(0, len(name) - cut)]
             else:
                 name = b""
             end = data.index(b"\0", place)
+            # In version 4 an entry may have all of the one before it: then names grow with their number.
+            if len(name) + end - place > MAX_NAME_BYTES:
+                raise ValueError("a torn index: a name is longer than any path")
             name += data[place:end]
             # Up to version 3 an entry ends at a multiple of eight, with one NUL at least.
             place = end + 1 if version == 4 else start + (end - start + 8) // 8 * 8
@@ -105,11 +111,14 @@ def parse_index(data: bytes) -> dict[str, str]:
 
 
 def _parse_varint(data: bytes, place: int) -> tuple[int, int]:
-    """Of git's offset encoding: the number, and where it ends."""
+    """Of git's offset encoding: the number, and where it ends. Raises ValueError, IndexError."""
     byte = data[place]
     value = byte & 127
+    ends = place + _VARINT_BYTES
     while byte & 128:
         place += 1
+        if place >= ends:
+            raise ValueError("a torn index: a number has too many digits")
         byte = data[place]
         value = ((value + 1) << 7) | (byte & 127)
     return value, place + 1

@@ -201,7 +201,7 @@ def _run(program: str, pid: int, timeout_s: float, native: bool) -> SpyDump:
     try:
         out, err = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        _end(process)
+        end_program(process)
         return SpyDump([], "", f"py-spy took longer than {timeout_s:.1f} s")
     text = out.decode("utf-8", "replace")[:_OUTPUT_CHARS]
     if process.returncode != 0:
@@ -235,15 +235,16 @@ def explain_failure(said: str) -> str:
     return f"py-spy failed: {first.removeprefix('Error: ')[:200]}"
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_program(process: subprocess.Popen[bytes], wait_s: float = 0.5) -> None:
+    """Kill it, and wait for its end a moment: with its target it may be stuck in the kernel, for good."""
     process.kill()
     for pipe in (process.stdout, process.stderr):
         if pipe is not None:
             pipe.close()
     try:
-        process.wait(0.5)
+        process.wait(wait_s)
     except subprocess.TimeoutExpired:
-        _unreaped.append(process)  # Stuck in the kernel with its target; reaped whenever it ends.
+        _unreaped.append(process)  # Reaped whenever it ends.
 
 
 def _reap() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from guardrun.hooks.wire.messages import EnvironmentReported
 from guardrun.supervisor.base.redaction import HIDDEN
+from guardrun.supervisor.collect.ranks import environment
 from guardrun.supervisor.collect.ranks.environment import (
     MAX_FILE_BYTES,
     FileReader,
@@ -124,3 +125,19 @@ def test_packages_by_the_names_of_their_folders(tmp_path: Path) -> None:
         "typing-extensions": "4.1",
         "zope-interface": "8.0",
     }
+
+
+def test_of_a_folder_with_very_many_files_the_first_ones_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A script that lies beside its data: names of millions of files would be held, and sorted."""
+    monkeypatch.setattr(environment, "MAX_ENTRIES", 50)
+    data, packages = tmp_path / "data", tmp_path / "packages"
+    for folder in (data, packages):
+        folder.mkdir()
+    for number in range(100):
+        (data / f"own{number}-1.dist-info").touch()
+    (packages / "torch-2.13.0.dist-info").touch()
+    found = read_packages([str(data), str(packages)])
+    assert len(found) == 51 and found["torch"] == "2.13.0"
+    assert read_packages(["a\0b"]) == {}

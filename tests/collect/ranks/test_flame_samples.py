@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from base64 import b64decode
 from collections import Counter
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import pytest
 
 from guardrun.supervisor.collect.host.procfs import read_stat
 from guardrun.supervisor.collect.ranks import flame_samples as module
+from guardrun.supervisor.collect.ranks import stack_dumps
 from guardrun.supervisor.collect.ranks.flame_samples import Recording, Samples, count_stacks, pack
 from guardrun.supervisor.collect.ranks.pauses import PAUSES
 from guardrun.supervisor.collect.ranks.stack_dumps import GONE
@@ -124,6 +126,45 @@ def test_without_py_spy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(OSError, match="py-spy is not installed"):
         Recording(os.getpid(), tmp_path / "x.raw", seconds=1, rate=1, native=False)
     assert list(tmp_path.iterdir()) == []
+
+
+def program(folder: Path, text: str) -> str:
+    path = folder / "py-spy"
+    path.write_text(f"#!{sys.executable} -S\n{text}")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("place", ["sys.argv[sys.argv.index('--output') + 1]", "2"])
+def test_one_that_writes_without_end_is_stopped(
+    place: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its output lies where the boards of ranks do: where that is memory, a full one ends them."""
+    code = f"import sys\nwith open({place}, 'wb') as file:\n    while True: file.write(bytes(1 << 16))\n"
+    path = program(tmp_path_factory.mktemp("program"), code)
+    monkeypatch.setattr(module, "find_pyspy", lambda: path)
+    monkeypatch.setattr(module, "MAX_RAW_BYTES", 2 << 20)
+    recording = Recording(os.getpid(), tmp_path / "x.raw", seconds=1, rate=1, native=False)
+    wait_until(lambda: recording.poll() is not None, 60, "its end")
+    assert max(one.stat().st_size for one in tmp_path.iterdir()) <= 2 << 20
+    with pytest.raises(ValueError, match="py-spy"):
+        recording.read()
+    recording.end()
+
+
+@pytest.mark.real("py-spy")
+def test_one_that_cannot_be_killed_is_not_waited_for(
+    process: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with a target whose memory map is held: it ends when the kernel lets it."""
+    recording = Recording(process.pid, tmp_path / "x.raw", seconds=600, rate=1, native=False)
+    spy, is_let_go = recording._process, threading.Event()
+    kill = spy.kill
+    monkeypatch.setattr(spy, "kill", is_let_go.set)
+    recording.end()
+    assert is_let_go.is_set() and spy.poll() is None and list(tmp_path.iterdir()) == []
+    kill()
+    wait_until(lambda: stack_dumps._reap() or spy.returncode is not None, 20, "it is reaped")
 
 
 def test_lines_are_added_up_and_what_is_none_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,6 +113,22 @@ def test_an_index_that_is_none(tmp_path: Path, data: bytes) -> None:
     (tmp_path / ".git" / "index").write_bytes(data)
     found = read_repository(str(tmp_path), {str(tmp_path / "a.py"): "0" * 40})
     assert found is not None and (found.commit, found.is_compared) == (COMMIT, False)
+
+
+def test_an_index_that_grows_when_it_is_read() -> None:
+    """Version 4: each entry has all of the name before it, and some more. Of 16 MB it would make terabytes."""
+    entry = bytes(60) + b"\0\0" + b"\0" + b"x" * 1000 + b"\0"
+    data = b"DIRC\0\0\0\4" + (500).to_bytes(4, "big") + entry * 500
+    with pytest.raises(ValueError, match="longer than any path"):
+        parse_index(data)
+
+
+def test_an_index_with_a_number_of_a_million_digits() -> None:
+    data = b"DIRC\0\0\0\4\0\0\0\1" + bytes(62) + b"\xff" * 1_000_000 + b"\0"
+    began_s = time.thread_time()
+    with pytest.raises(ValueError, match="digits"):
+        parse_index(data)
+    assert time.thread_time() - began_s < 1
 
 
 def test_a_repository_that_cannot_be_read(tmp_path: Path) -> None:

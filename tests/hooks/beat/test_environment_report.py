@@ -13,6 +13,7 @@ import pytest
 from guardrun.hooks.beat import environment_report
 from guardrun.hooks.beat.environment_report import MAX_MODULES, choose_variables, describe, find_own_modules
 from guardrun.hooks.beat.heartbeat import Heartbeat
+from guardrun.hooks.patches.devices import DeviceReporter
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.messages import MAX_MESSAGE_BYTES, EnvironmentReported, HookFailed
@@ -62,6 +63,28 @@ def test_a_script_that_ends_at_once_tells_it_with_its_last_words(rank: Rank) -> 
     assert sent == ["Ended", "Ended", "EnvironmentReported", "Ended"]
 
 
+def test_the_device_is_asked_by_the_thread_that_trains_alone(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hooks' thread might wait in a driver, with the GIL held."""
+    import torch
+
+    def properties(index: int) -> SimpleNamespace:
+        asked.append(index)
+        return SimpleNamespace(name="a GPU")
+
+    asked: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    rank.devices = reporter = DeviceReporter(rank)
+    reporter.after_set_device(torch.cuda)
+    del asked[:]
+    heart, sent = Heartbeat(rank), []
+    heart._sender = SimpleNamespace(send=lambda kind, fields: sent.append(fields) or True)
+    rank.words[Field.STEP] = 1
+    heart._tell_environment()
+    assert ([fields["device"] for fields in sent], asked) == (["a GPU"], [])
+
+
 def test_modules_are_bounded_and_none_is_made_by_being_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Lazy(ModuleType):
         def __getattr__(self, name: str) -> object:
@@ -76,6 +99,56 @@ def test_modules_are_bounded_and_none_is_made_by_being_asked(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     found, more = find_own_modules()
     assert len(found) == MAX_MODULES and more >= 50
+
+
+def test_nothing_of_a_modules_own_is_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """apipkg's modules import all that they offer when they are asked for __dict__; a proxy asks whom it stands for."""
+    asked: list[str] = []
+
+    class Package(ModuleType):
+        @property
+        def __dict__(self) -> dict[str, object]:  # type: ignore[override]
+            asked.append("__dict__")
+            raise RuntimeError("asked")
+
+    class Proxy:
+        def __getattribute__(self, name: str) -> object:
+            asked.append(name)
+            raise RuntimeError("asked")
+
+    class Word(str):
+        def startswith(self, *args: object) -> bool:
+            asked.append("startswith")
+            raise RuntimeError("asked")
+
+    package, odd, fine = Package("package"), ModuleType("odd"), ModuleType("fine")
+    vars(ModuleType)["__dict__"].__get__(package)["__file__"] = str(tmp_path / "package.py")
+    odd.__file__ = Word(tmp_path / "odd.py")
+    fine.__file__ = str(tmp_path / "fine.py")
+    modules: dict[object, object] = {"package": package, "proxy": Proxy(), "odd": odd, "fine": fine, 3: fine}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[misc]
+    assert {str(tmp_path / "package.py"), str(tmp_path / "fine.py")} <= set(find_own_modules()[0])
+    assert asked == []
+
+
+@pytest.mark.parametrize("script", [3, None, Path("train.py")])
+def test_a_script_that_leaves_odd_things_behind(
+    script: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is gone, its file is no text, a function of torch is its own: what is known all the same is told."""
+    asked: list[str] = []
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", script)
+    torch = ModuleType("torch")
+    torch.__version__ = "2.6.0"  # type: ignore[attr-defined]
+    torch.initial_seed = lambda: asked.append("seed")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    found = describe({"NCCL_ALGO": "Ring"})
+    assert (found["script"], found["seed"], found["variables"]) == ("", None, {"NCCL_ALGO": "Ring"})
+    assert found["runtime"]["torch"] == "2.6.0" and found["path"] and asked == []
 
 
 def test_a_message_has_its_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,6 +186,24 @@ def test_a_torch_that_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", ModuleType("torch"))
     found = describe({})
     assert (found["seed"], found["flags"], found["device"]) == (None, {}, "")
+
+
+def test_torch_is_not_asked_for_what_it_warns_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.9 does, on the script's own stderr; under -W error it raises, and the script's own warning never comes."""
+    import torch
+
+    def old_getter() -> str:
+        asked.append("old")
+        return "highest"
+
+    asked: list[str] = []
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", old_getter)
+    monkeypatch.setattr(torch._C, "_get_cudnn_allow_tf32", old_getter)
+    flags = environment_report.read_flags(torch)
+    assert asked == [] and not {"float32_matmul_precision", "cudnn_allow_tf32"} & flags.keys()
+    if hasattr(torch._C, "_get_fp32_precision_getter"):
+        assert {"fp32_precision_matmul", "fp32_precision_conv", "fp32_precision_rnn"} <= flags.keys()
 
 
 def test_it_takes_no_time_to_speak_of() -> None:
