@@ -20,6 +20,8 @@ from guardrun.supervisor.wire.control_messages import CONTROL_SOCKET, Answer, As
 TIMEOUT_S = 5.0
 STACKS_TIMEOUT_S = 20.0
 """A look at every rank's process tree takes some seconds where py-spy has to wait."""
+LAST_S = 1.0
+"""After its supervisor has ended: what it had said by then may still be on its way."""
 MAX_ANSWER_BYTES = 256 * 1024 * 1024
 """Stacks of many ranks; the supervisor is the user's own process."""
 
@@ -39,8 +41,12 @@ def ask(
             socket.set(zmq.LINGER, 0)
             socket.set(zmq.MAXMSGSIZE, MAX_ANSWER_BYTES)
             socket.set(zmq.SNDTIMEO, int(timeout_s * 1000))
-            socket.connect(f"ipc://{held}")
-            return _ask(socket, question, timeout_s)
+            with socket.get_monitor_socket(zmq.EVENT_DISCONNECTED) as ended:
+                socket.connect(f"ipc://{held}")
+                try:
+                    return _ask(socket, ended, question, timeout_s)
+                finally:
+                    socket.disable_monitor()
     except zmq.ZMQError as error:
         raise Unreachable(f"{path}: {error}") from None
 
@@ -70,15 +76,25 @@ def _held(path: Path, run_dir: Path) -> Iterator[str]:
         os.close(fd)
 
 
-def _ask(socket: zmq.Socket[bytes], question: bytes, timeout_s: float) -> Answer:
+def _ask(socket: zmq.Socket[bytes], ended: zmq.Socket[bytes], question: bytes, timeout_s: float) -> Answer:
+    """ended: tells that whoever was connected is there no more."""
     deadline_s = time.monotonic() + timeout_s
     socket.send(question)
     decoder = msgspec.msgpack.Decoder(Answer)
+    poller = zmq.Poller()
+    poller.register(socket, zmq.POLLIN)
+    poller.register(ended, zmq.POLLIN)
+    has_ended = False
     while (left_s := deadline_s - time.monotonic()) > 0:
-        if not socket.poll(int(left_s * 1000) + 1):
-            continue
-        try:
-            return decoder.decode(socket.recv_multipart()[-1])
-        except msgspec.DecodeError:
-            continue  # not meant for us; the answer may still come
+        ready = dict(poller.poll(int(left_s * 1000) + 1))
+        if socket in ready:
+            try:
+                return decoder.decode(socket.recv_multipart()[-1])
+            except msgspec.DecodeError:
+                continue  # not meant for us; the answer may still come
+        if ended in ready:
+            poller.unregister(ended)
+            has_ended, deadline_s = True, min(deadline_s, time.monotonic() + LAST_S)
+    if has_ended:
+        raise Unreachable("its supervisor ended before it had answered: the run is over, or has a new one")
     raise Unreachable(f"its supervisor did not answer within {timeout_s:g} s (stopped, or very busy)")

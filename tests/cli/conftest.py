@@ -133,6 +133,8 @@ class FakeSupervisor:
         self.asked: list[Ask] = []
         self.answers: dict[str, Answer | None] = {}
         """Per verb; None: no answer."""
+        self.ends_at = ""
+        """At which verb it goes away, its socket with it, in place of an answer."""
         self.noise: list[bytes] = []
         """Frames sent before each answer."""
         self._context = zmq.Context()
@@ -163,6 +165,10 @@ class FakeSupervisor:
             peer, frame = self._socket.recv_multipart()
             ask = msgspec.msgpack.decode(frame, type=Ask)
             self.asked.append(ask)
+            if ask.verb == self.ends_at:
+                self._socket.close(linger=0)
+                stop.recv()
+                return
             for noise in self.noise:
                 self._socket.send_multipart([peer, noise])
             answer = self.answers.get(ask.verb)

@@ -159,6 +159,15 @@ def test_a_supervisor_that_says_nothing(ctl: Ctl, live: FakeSupervisor, monkeypa
         assert "did not answer" in ctl.err
 
 
+def test_a_supervisor_that_ends_while_it_is_asked(ctl: Ctl, live: FakeSupervisor) -> None:
+    """The run is over: nobody waits until the time is up, two minutes in this case."""
+    live.ends_at = "examine"
+    began_s = time.monotonic()
+    ctl("memory", "0", "--seconds", "10", code=1)
+    assert "its supervisor ended before it had answered" in ctl.err
+    assert time.monotonic() - began_s < 60
+
+
 def test_a_socket_nobody_listens_on(
     ctl: Ctl, stale_socket: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
