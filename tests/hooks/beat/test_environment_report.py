@@ -128,8 +128,15 @@ def test_nothing_of_a_modules_own_is_run(tmp_path: Path, monkeypatch: pytest.Mon
     modules: dict[object, object] = {"package": package, "proxy": Proxy(), "odd": odd, "fine": fine, 3: fine}
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)  # type: ignore[misc]
+    have_room(monkeypatch)
     assert {str(tmp_path / "package.py"), str(tmp_path / "fine.py")} <= set(find_own_modules()[0])
     assert asked == []
+
+
+def have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all modules of this process, which may have run hundreds of the suite's own."""
+    monkeypatch.setattr(environment_report, "MAX_MODULES", 1 << 20)
+    monkeypatch.setattr(environment_report, "MAX_LIST_BYTES", 1 << 30)
 
 
 @pytest.mark.parametrize("script", [3, None, Path("train.py")])
@@ -141,7 +148,7 @@ def test_a_script_that_leaves_odd_things_behind(
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", script)
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", script, raising=False)
     torch = ModuleType("torch")
     torch.__version__ = "2.6.0"  # type: ignore[attr-defined]
     torch.initial_seed = lambda: asked.append("seed")  # type: ignore[attr-defined]
@@ -171,6 +178,7 @@ def test_bytes_that_are_no_text_can_be_sent(monkeypatch: pytest.MonkeyPatch) -> 
     module.__file__ = "/\udcff/own.py"
     monkeypatch.setitem(sys.modules, "own", module)
     monkeypatch.setattr(sys, "path", [*sys.path, "/\udcff"])
+    have_room(monkeypatch)
     fields = describe({"NCCL_\udcff": "\udcff"})
     msgspec.msgpack.encode(EnvironmentReported(attempt=0, global_rank=0, pid=1, **fields))
     assert fields["variables"] == {"NCCL_\\udcff": "\\udcff"} and "/\\udcff/own.py" in fields["modules"]
