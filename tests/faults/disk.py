@@ -18,6 +18,7 @@ from tests.faults.bed import SAVE_EVERY, Bed, send
 from tests.faults.row import Row, nothing
 from tests.faults.stories import Continued, Unrecorded
 from tests.support.slowmount import slow_mount
+from tests.support.waiting import wait_until
 
 
 def on_tmpfs(bed: Bed, options: str) -> Path:
@@ -69,7 +70,13 @@ def forbid_writing(bed: Bed) -> str:
 
 
 def remove(bed: Bed) -> str:
-    shutil.rmtree(bed.run_dir)
+    """Again where a file has come meanwhile: each that is written needs the folder, and none makes it anew."""
+
+    def is_gone() -> bool:
+        shutil.rmtree(bed.run_dir, ignore_errors=True)
+        return not bed.run_dir.exists()
+
+    wait_until(is_gone, 20, "the folder's end")
     return ""
 
 
