@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from _thread import allocate_lock
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,9 +73,10 @@ def keep_traces(
             )
             try:
                 path = write_trace(run_dir, trace)
-                prune_traces(run_dir)
             except OSError as error:
                 missing[rank] = f"what it has measured can't be kept: {error}"
                 continue
             kept[rank] = {"file": str(path.relative_to(run_dir)), "rows": len(rows), "left_out": told.left_out}
+        with suppress(OSError):  # the next request tries again
+            prune_traces(run_dir)
     return number, kept, missing

@@ -166,9 +166,27 @@ def _walk(thread: Box) -> Iterator[tuple[list[str], int, int]]:
         stack += [([*path, one.text], one) for one in box.inner.values()]
 
 
-def as_data(sampled: Sampled, limit: int = 50) -> dict[str, Any]:
-    """A rank's samples for programs: the hottest lines of the training thread. Raises ValueError as folded does."""
-    thread = training_thread(build(sampled.folded()), sampled.pid)
+class Flame(NamedTuple):
+    """A rank's samples, unpacked and added up."""
+
+    sampled: Sampled
+    folded: str
+    whole: Box
+    """All threads."""
+    training: Box | None
+    """The thread that trains; None: none was seen."""
+
+
+def unpack(sampled: Sampled) -> Flame:
+    """Raises ValueError as Sampled.folded does."""
+    folded = sampled.folded()
+    whole = build(folded)
+    return Flame(sampled, folded, whole, training_thread(whole, sampled.pid))
+
+
+def as_data(flame: Flame, limit: int = 50) -> dict[str, Any]:
+    """A rank's samples for programs: the hottest lines of its training thread."""
+    sampled, thread = flame.sampled, flame.training
     lines = [
         {
             "function": hot.call.function,
@@ -229,14 +247,10 @@ def _words(box: Box, row: int, rate: int, scale: int) -> tuple[str, str, str]:
     return call.kind, call.function, f"{call.function}{place}: {times} ({box.count / scale:.0%})"
 
 
-def flame_svg(sampled: Sampled, title: str) -> str:
-    """The drawing, an SVG by itself: the training thread, and by clicks what is below a box, or all threads.
-
-    Raises ValueError as folded does.
-    """
-    whole = build(sampled.folded())
-    first = training_thread(whole, sampled.pid)
-    drawn = draw(whole, first, sampled.rate)
+def flame_svg(flame: Flame, title: str) -> str:
+    """The drawing, an SVG by itself: the training thread, and by clicks what is below a box, or all threads."""
+    whole, first = flame.whole, flame.training
+    drawn = draw(whole, first, flame.sampled.rate)
     rows = 1 + max((one.row for one in drawn), default=0)
     shown = first.count / whole.count if first else 1.0
     return render("flame.svg", title=title, boxes=drawn, first=shown, row=ROW, height=rows * ROW)

@@ -100,13 +100,23 @@ def write_trace(run_dir: Path, trace: ModuleTrace) -> Path:
     return path
 
 
-def read_traces(run_dir: Path) -> Iterator[ModuleTrace]:
-    """All that a run has kept, the oldest request first. What cannot be read, or is none, is passed over."""
-    for _, _, name in _list(run_dir):
+def read_traces(run_dir: Path, number: int | None = None) -> Iterator[ModuleTrace]:
+    """What a run has kept, of one request or of all, the oldest first. What cannot be read, or is none, is passed over."""
+    for of, _, name in _list(run_dir):
+        if number is not None and of != number:
+            continue
         try:
             yield msgspec.json.decode(read_own(run_dir / FOLDER / name, limit=MAX_BYTES), type=ModuleTrace)
         except (OSError, ValueError):
             continue
+
+
+def read_newest(run_dir: Path) -> list[ModuleTrace]:
+    """Those of the newest request of which anything can be read."""
+    for number in sorted({number for number, _, _ in _list(run_dir)}, reverse=True):
+        if found := list(read_traces(run_dir, number)):
+            return found
+    return []
 
 
 def _list(run_dir: Path) -> list[tuple[int, int, str]]:

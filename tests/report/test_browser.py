@@ -16,7 +16,7 @@ import pytest
 from guardrun.supervisor.collect.ranks.flame_samples import pack
 from guardrun.supervisor.report.comparison.comparison_page import comparison_html
 from guardrun.supervisor.report.comparison.differences import compare_runs
-from guardrun.supervisor.report.flame_graph import Sampled, flame_svg
+from guardrun.supervisor.report.flame_graph import Sampled, flame_svg, unpack
 from guardrun.supervisor.report.incident import incident_json
 from guardrun.supervisor.report.incident_page import plain_html, report_html
 from tests.report.browser import Browser
@@ -147,7 +147,7 @@ def test_a_click_widens_a_box_of_a_flame_graph(browser: Browser, tmp_path: Path)
         "errors": 0,
         "left_out": 0,
     }
-    path.write_text(flame_svg(Sampled(**terms, stacks=packed), "Rank 0"))
+    path.write_text(flame_svg(unpack(Sampled(**terms, stacks=packed)), "Rank 0"))
 
     def shown() -> dict[str, float]:
         """Boxes that are to be seen, and their share of the width."""

@@ -22,6 +22,7 @@ from guardrun.supervisor.report.flame_graph import (
     hottest,
     parse_call,
     training_thread,
+    unpack,
 )
 
 LOOP = "<module> (/home/me/train.py:9);main (/home/me/train.py:5)"
@@ -77,7 +78,7 @@ def test_the_hottest_lines_with_who_called_them() -> None:
 
 
 def test_as_data() -> None:
-    data = as_data(sampled(), limit=1)
+    data = as_data(unpack(sampled()), limit=1)
     assert data["lines"] == [
         {
             "function": "forward",
@@ -89,7 +90,7 @@ def test_as_data() -> None:
         }
     ]
     assert (data["pid"], data["rate"], data["left_out"]) == (7, 50, 0)
-    assert as_data(sampled(Counter()))["lines"] == []
+    assert as_data(unpack(sampled(Counter())))["lines"] == []
 
 
 def test_a_drawing_has_every_box_within_the_one_that_called_it() -> None:
@@ -117,13 +118,13 @@ def test_too_many_boxes_are_cut_from_within(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_drawing_is_an_svg_in_which_names_stay_text() -> None:
     bad = "</text><script>alert(1)</script>\x1b[2J\u202e]]>"
-    text = flame_svg(sampled(Counter({f"thread (7): {bad};{bad} (/x/{bad}.py:1)": 4})), f"Rank 0 {bad}")
+    text = flame_svg(unpack(sampled(Counter({f"thread (7): {bad};{bad} (/x/{bad}.py:1)": 4}))), f"Rank 0 {bad}")
     root = ElementTree.fromstring(text)
     space = "{http://www.w3.org/2000/svg}"
     assert len(root.findall(f".//{space}script")) == 1 and "\x1b" not in text and "\u202e" not in text
     assert [box.get("class") for box in root.iter(f"{space}svg")][1:] == ["box thread", "box thread", "box native"]
     assert "alert(1)" in (root.findtext(f"{space}title") or "")
-    ElementTree.fromstring(flame_svg(sampled(Counter()), "nothing was seen"))
+    ElementTree.fromstring(flame_svg(unpack(sampled(Counter())), "nothing was seen"))
 
 
 @pytest.mark.parametrize(

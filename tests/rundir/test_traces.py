@@ -15,6 +15,7 @@ from guardrun.supervisor.rundir.traces import (
     next_number,
     parse_rows,
     prune_traces,
+    read_newest,
     read_traces,
     write_trace,
 )
@@ -30,6 +31,7 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
     for number, rank in ((2, 11), (1, 3), (2, 2)):
         write_trace(tmp_path, trace(number, rank))
     assert list(read_traces(tmp_path)) == [trace(1, 3), trace(2, 2), trace(2, 11)]
+    assert list(read_traces(tmp_path, 2)) == read_newest(tmp_path) == [trace(2, 2), trace(2, 11)]
     assert next_number(tmp_path) == 3
     folder = tmp_path / "traces"
     assert folder.stat().st_mode & 0o777 == 0o700
@@ -42,7 +44,7 @@ def test_what_is_no_trace_is_passed_over(tmp_path: Path) -> None:
     (folder / "002-rank-0.json").write_text("[" * 100_000)
     (folder / "003-rank-0.json").symlink_to(folder / "001-rank-0.json")
     (folder / "notes.txt").write_text("mine")
-    assert list(read_traces(tmp_path)) == [trace(1)]
+    assert list(read_traces(tmp_path)) == read_newest(tmp_path) == [trace(1)]
 
 
 def test_the_oldest_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,11 +6,11 @@ import argparse
 import os
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from guardrun.supervisor.base.own_files import name_user
+from guardrun.supervisor.cli.base.asking import examine, find_living, not_understood, print_missing
 from guardrun.supervisor.cli.base.verb import (
     NO,
     OK,
@@ -24,17 +24,14 @@ from guardrun.supervisor.cli.base.verb import (
     is_anybodys,
     write_named,
 )
-from guardrun.supervisor.cli.verbs.order import ask_run, find_living, who_asks
 from guardrun.supervisor.cli.views.flame_view import print_flame
-from guardrun.supervisor.report.flame_graph import Sampled, as_data, build, flame_svg, training_thread
+from guardrun.supervisor.report.flame_graph import Flame, Sampled, as_data, flame_svg, unpack
 
 SECONDS, MOST_SECONDS = 20.0, 300.0
 RATE, MOST_RATE = 50, 200
 NATIVE_RATE = 10
 """Each of these samples stops the rank for milliseconds."""
 FOLDER = "flames"
-MARGIN_S = 100.0
-"""Beyond the seconds: how long a node may take to answer, and to be known not to."""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,30 +64,25 @@ def _run(call: Call) -> int:
     if not out.is_json:
         paused = f", paused {rate} times a second for it: other ranks wait meanwhile" if native else ""
         out.aside(f"watching for {seconds:g} s{paused}. It ends by itself, also without guardctl")
-    asked = {"ranks": ranks, "what": "flame", "arguments": {"rate": rate, "native": native}, "seconds": seconds}
-    data = ask_run(call, "examine", {**asked, "who": who_asks()}, seconds + MARGIN_S)
-    nodes = data.get("nodes", {})
-    missing = {int(number): str(why) for number, why in data.get("missing", {}).items()}
-    answer: dict[str, Any] = {"ranks": {}, "missing": data.get("missing", {}), "nodes": nodes}
-    ended = time.gmtime()
+    examined = examine(call, "flame", ranks, {"rate": rate, "native": native}, seconds)
     try:
-        told = {int(number): msgspec.convert(one, Sampled) for number, one in data.get("ranks", {}).items()}
-        threads = {number: training_thread(build(sampled.folded()), sampled.pid) for number, sampled in told.items()}
-    except (msgspec.ValidationError, ValueError) as error:
-        raise CtlError(f"the answer is not one of this version of guardrun: {error}") from None
-    for number, sampled in sorted(told.items()):
-        heading = f"Rank {number} on {nodes.get(str(number), '?')}"
-        files = _write(folder, number, heading, sampled, ended)
-        answer["ranks"][str(number)] = {**as_data(sampled), "files": [str(path) for path in files]}
-        if not out.is_json:
-            print_flame(out, heading, sampled, threads[number])
+        flames = {number: unpack(msgspec.convert(one, Sampled)) for number, one in sorted(examined.ranks.items())}
+    except ValueError as error:
+        raise not_understood(error) from None
+    ended, told = time.gmtime(), {}
+    for number, flame in flames.items():
+        heading = examined.heading(number)
+        files = _write(folder, number, heading, flame, ended)
+        if out.is_json:
+            told[str(number)] = {**as_data(flame), "files": [str(path) for path in files]}
+        else:
+            print_flame(out, heading, flame)
             out.line(f"drawn: {files[0]} (speedscope and others read {files[1].name})")
     if out.is_json:
-        out.json(answer)
+        out.json({"ranks": told, "missing": examined.data.get("missing", {}), "nodes": examined.data.get("nodes", {})})
     else:
-        for number, why in sorted(missing.items()):
-            out.line(f"Rank {number}: {why}", "yellow")
-    return OK if answer["ranks"] else NO
+        print_missing(out, examined.missing)
+    return OK if flames else NO
 
 
 def _folder(call: Call) -> Path:
@@ -109,16 +101,17 @@ def _folder(call: Call) -> Path:
     return folder
 
 
-def _write(folder: Path, number: int, heading: str, sampled: Sampled, ended: time.struct_time) -> tuple[Path, Path]:
+def _write(folder: Path, number: int, heading: str, flame: Flame, ended: time.struct_time) -> tuple[Path, Path]:
     """The drawing, and the samples that other programs draw. Raises CtlError."""
+    sampled = flame.sampled
     native = ", native" if sampled.native else ""
     title = (
         f"{heading}: {sampled.seconds:.0f} s, {sampled.rate} times a second{native}, {time.strftime('%F %TZ', ended)}"
     )
     stem = f"rank-{number}-{time.strftime('%Y%m%dT%H%M%SZ', ended)}"
     drawing, samples = folder / f"{stem}.svg", folder / f"{stem}.folded"
-    write_named(drawing, flame_svg(sampled, title).encode("utf-8", "replace"))
-    write_named(samples, sampled.folded().encode("utf-8", "replace"))
+    write_named(drawing, flame_svg(flame, title).encode("utf-8", "replace"))
+    write_named(samples, flame.folded.encode("utf-8", "replace"))
     return drawing, samples
 
 

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
-from typing import Any
 
 from guardrun.hooks.wire.examinations import MAX_SECONDS
-from guardrun.supervisor.cli.base.verb import NO, OK, USAGE, Call, CtlError, Verb, add_run_option
-from guardrun.supervisor.cli.verbs.order import ask_run, who_asks
+from guardrun.supervisor.cli.base.asking import ALL, Examined, examine, not_understood, print_missing
+from guardrun.supervisor.cli.base.verb import NO, OK, USAGE, Call, Verb, add_run_option
 from guardrun.supervisor.report.rank_state import difference_lines, differences, sections
 
 SECONDS = 10.0
-MARGIN_S = 110.0
-"""Beyond the seconds: how long a rank and its node may take to answer, and to be known not to."""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,28 +27,24 @@ def _run(call: Call) -> int:
     if not 0 < seconds <= MAX_SECONDS:
         call.out.error(f"--seconds is up to {MAX_SECONDS:g}")
         return USAGE
-    asked = {"ranks": ranks or "all", "what": "state", "arguments": {"seconds": seconds}, "seconds": seconds}
-    data = ask_run(call, "examine", {**asked, "who": who_asks()}, seconds + MARGIN_S)
+    examined = examine(call, "state", ranks or ALL, {"seconds": seconds}, seconds)
     try:
-        told: dict[int, dict[str, Any]] = {int(number): dict(one) for number, one in data.get("ranks", {}).items()}
-        missing = {int(number): str(why) for number, why in data.get("missing", {}).items()}
         if call.out.is_json:
-            call.out.json({**data, "differences": differences(told)})
+            call.out.json({**examined.data, "differences": differences(examined.ranks)})
         else:
-            _print(call, told, missing, {int(n): str(node) for n, node in data.get("nodes", {}).items()}, ranks)
+            _print(call, examined, ranks or sorted(examined.ranks)[:1])
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise CtlError(f"the answer is not one of this version of guardrun: {error!r}") from None
-    return OK if told else NO
+        raise not_understood(error) from None
+    return OK if examined.ranks else NO
 
 
-def _print(
-    call: Call, told: Mapping[int, Mapping[str, Any]], missing: dict[int, str], nodes: dict[int, str], ranks: list[int]
-) -> None:
-    out = call.out
-    for rank in ranks or sorted(told)[:1]:
+def _print(call: Call, examined: Examined, ranks: list[int]) -> None:
+    """ranks: which of them are shown whole."""
+    out, told = call.out, examined.ranks
+    for rank in ranks:
         if rank not in told:
             continue
-        out.line(f"Rank {rank} on {nodes.get(rank, '?')}, at step {told[rank].get('step', '?')}", "bold")
+        out.line(f"{examined.heading(rank)}, at step {told[rank].get('step', '?')}", "bold")
         for heading, lines in sections(told[rank]):
             out.line(f"{heading}:")
             for line in lines:
@@ -63,8 +55,7 @@ def _print(
         out.line(f"In what {len(told)} ranks differ:" if lines else f"{len(told)} ranks are alike in all of that.")
         for line in lines:
             out.line(f"  {line}")
-    for rank, why in sorted(missing.items()):
-        out.line(f"Rank {rank}: {why}", "yellow")
+    print_missing(out, examined.missing)
 
 
 VERB = Verb(

@@ -7,13 +7,11 @@ import argparse
 import msgspec
 
 from guardrun.hooks.wire.examinations import MAX_SECONDS, MIN_TRACED_S
-from guardrun.supervisor.cli.base.verb import NO, OK, USAGE, Call, CtlError, Verb, add_run_option
-from guardrun.supervisor.cli.verbs.order import ask_run, find_living, who_asks
+from guardrun.supervisor.cli.base.asking import examine, find_living, not_understood, print_missing
+from guardrun.supervisor.cli.base.verb import NO, OK, USAGE, Call, Verb, add_run_option
 from guardrun.supervisor.cli.views.memory_view import Allocations, print_allocations
 
 SECONDS = 60.0
-MARGIN_S = 110.0
-"""Beyond the seconds: how long a rank and its node may take to answer, and to be known not to."""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,20 +33,17 @@ def _run(call: Call) -> int:
             f"tracing for {seconds:g} s: Python code runs slower there meanwhile, and other ranks wait for it. It ends "
             "by itself, also without guardctl"
         )
-    asked = {"ranks": ranks, "what": "allocations", "arguments": {"seconds": seconds}, "seconds": seconds}
-    data = ask_run(call, "examine", {**asked, "who": who_asks()}, seconds + MARGIN_S)
+    examined = examine(call, "allocations", ranks, {"seconds": seconds}, seconds)
     try:
-        told = {int(number): msgspec.convert(one, Allocations) for number, one in data.get("ranks", {}).items()}
-    except (msgspec.ValidationError, ValueError) as error:
-        raise CtlError(f"the answer is not one of this version of guardrun: {error}") from None
-    missing = {int(number): str(why) for number, why in data.get("missing", {}).items()}
+        told = {number: msgspec.convert(one, Allocations) for number, one in examined.ranks.items()}
+    except msgspec.ValidationError as error:
+        raise not_understood(error) from None
     if call.out.is_json:
-        call.out.json(data)
+        call.out.json(examined.data)
     else:
         for number, one in sorted(told.items()):
-            print_allocations(call.out, number, str(data.get("nodes", {}).get(str(number), "?")), one)
-        for number, why in sorted(missing.items()):
-            call.out.line(f"Rank {number}: {why}", "yellow")
+            print_allocations(call.out, examined.heading(number), one)
+        print_missing(call.out, examined.missing)
     return OK if told else NO
 
 

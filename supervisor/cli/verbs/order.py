@@ -3,60 +3,16 @@
 from __future__ import annotations
 
 import argparse
-import getpass
-import socket
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.cli.base.verb import (
-    NO,
-    OK,
-    Call,
-    CtlError,
-    Verb,
-    add_run_argument,
-    add_run_option,
-    find_run,
-    guard_dir,
-    is_alive,
-    read_run,
-)
+from guardrun.supervisor.cli.base.asking import ask_run, who_asks
+from guardrun.supervisor.cli.base.verb import NO, OK, Call, CtlError, Verb, add_run_argument, add_run_option
 from guardrun.supervisor.cli.views.diagnosis_view import print_each, print_stacks
-from guardrun.supervisor.client.supervisor_client import STACKS_TIMEOUT_S, TIMEOUT_S, Unreachable, ask
+from guardrun.supervisor.client.supervisor_client import STACKS_TIMEOUT_S
 from guardrun.supervisor.engine.model.looks import RankLook
 from guardrun.supervisor.engine.observation.stack_grouping import group_data, group_looks, stacks_of
-from guardrun.supervisor.rundir.run_directory import RunFile
-
-
-def find_living(call: Call) -> tuple[RunFile, Path]:
-    """The run that the command line names, and its folder. Raises CtlError where there is none, or it is over."""
-    run_dir = find_run(call.arguments.run, guard_dir(call.arguments.guard_dir, call.environ, call.cwd), call.cwd)
-    run = read_run(run_dir)
-    if is_alive(run, call.environ.get("SLURMD_NODENAME") or socket.gethostname()) is False:
-        raise CtlError(f"run {run.run_id} is over: nobody is there to ask")
-    return run, run_dir
-
-
-def ask_run(call: Call, verb: str, arguments: dict[str, Any], timeout_s: float = TIMEOUT_S) -> dict[str, Any]:
-    """Ask the supervisor of the run that the command line names. Raises CtlError where it is over, or says no."""
-    run, run_dir = find_living(call)
-    try:
-        answer = ask(run, run_dir, verb, arguments, timeout_s)
-    except Unreachable as error:
-        raise CtlError(f"run {run.run_id}: {error}") from None
-    if not answer.is_ok:
-        raise CtlError(f"run {run.run_id}: {answer.error}")
-    return answer.data
-
-
-def who_asks() -> str:
-    """The user's name, for the journal."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # no name for this number, as in many containers
-        return "unknown"
 
 
 def _order(verb: str, done: str) -> Verb:

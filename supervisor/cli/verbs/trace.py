@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 
 import msgspec
 
 from guardrun.hooks.wire.examinations import MAX_SECONDS, MAX_TRACED_STEPS, STOP
+from guardrun.supervisor.cli.base.asking import ALL, examine, find_living, print_missing
 from guardrun.supervisor.cli.base.verb import NO, OK, USAGE, Call, CtlError, Verb, add_run_option, find_run, guard_dir
-from guardrun.supervisor.cli.verbs.order import ask_run, find_living, who_asks
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.report.module_table import describe, grown, sum_up
-from guardrun.supervisor.rundir.traces import ModuleTrace, read_traces
+from guardrun.supervisor.rundir.traces import ModuleTrace, read_newest, read_traces
 
 STEPS, SECONDS, TOP = 5, 60.0, 20
-MARGIN_S = 110.0
-"""Beyond the seconds: how long a rank and its node may take to answer, and to be known not to."""
 WHAT = "modules"
 HEADINGS = ["Module", "Stage", "Calls", "Mean", "Total", "Share", "Memory"]
 
@@ -60,41 +57,36 @@ def _run(call: Call) -> int:
             "more meanwhile. It ends by itself, also without guardctl"
         )
     arguments = {"steps": given.steps, "seconds": given.seconds}
-    asked = {"ranks": given.ranks or "all", "what": WHAT, "arguments": arguments, "seconds": given.seconds}
-    data = ask_run(call, "examine", {**asked, "who": who_asks()}, given.seconds + MARGIN_S)
-    missing = {int(number): str(why) for number, why in data.get("missing", {}).items()}
-    number = data.get("number")
-    return _show(call, number if isinstance(number, int) else 0, missing)
+    examined = examine(call, WHAT, given.ranks or ALL, arguments, given.seconds)
+    number = examined.data.get("number")
+    return _show(call, number if isinstance(number, int) else 0, examined.missing)
 
 
 def _stop(call: Call) -> int:
-    asked = {"ranks": call.arguments.ranks or "all", "what": STOP, "arguments": {"what": WHAT}, "seconds": 0.0}
-    data = ask_run(call, "examine", {**asked, "who": who_asks()}, MARGIN_S)
+    examined = examine(call, STOP, call.arguments.ranks or ALL, {"what": WHAT}, 0.0)
     if call.out.is_json:
-        call.out.json(data)
-    elif data.get("ranks"):
+        call.out.json(examined.data)
+    elif examined.ranks:
         call.out.line("asked: what was traced by now is kept (guardctl trace show)")
     else:
         call.out.line("nothing is being traced")
-    return OK if data.get("ranks") else NO
+    return OK if examined.ranks else NO
 
 
 def _show(call: Call, number: int | None, missing: dict[int, str]) -> int:
     """number: of the request; None: the last one."""
     directory = guard_dir(call.arguments.guard_dir, call.environ, call.cwd)
     run_dir = find_run(call.arguments.run, directory, call.cwd)
-    by_number: dict[int, list[ModuleTrace]] = defaultdict(list)
-    for trace in read_traces(run_dir):
-        by_number[trace.number].append(trace)
+    kept = read_newest(run_dir) if number is None else list(read_traces(run_dir, number))
     if number is None:
-        if not by_number:
+        if not kept:
             raise CtlError(f"run {run_dir.name} has no traces: guardctl trace on makes one while it trains")
-        number = max(by_number)
+        number = kept[0].number
     wanted = call.arguments.ranks
-    traces = [trace for trace in by_number[number] if wanted is None or trace.rank in wanted]
-    if not traces and not missing and by_number[number]:
-        kept = rank_list(sorted(trace.rank for trace in by_number[number]))
-        raise CtlError(f"the last trace of run {run_dir.name} has none of these ranks: it is of rank {kept}")
+    traces = [trace for trace in kept if wanted is None or trace.rank in wanted]
+    if not traces and not missing and kept:
+        kept_ranks = rank_list([trace.rank for trace in kept])
+        raise CtlError(f"the last trace of run {run_dir.name} has none of these ranks: it is of rank {kept_ranks}")
     if call.out.is_json:
         call.out.json(
             {
@@ -106,8 +98,7 @@ def _show(call: Call, number: int | None, missing: dict[int, str]) -> int:
     else:
         for trace in traces:
             _print(call, trace)
-        for rank, why in sorted(missing.items()):
-            call.out.line(f"Rank {rank}: {why}", "yellow")
+        print_missing(call.out, missing)
     return OK if traces else NO
 
 

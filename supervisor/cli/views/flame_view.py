@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from guardrun.supervisor.cli.base.output import Output
-from guardrun.supervisor.report.flame_graph import Box, Call, Sampled, hottest
+from guardrun.supervisor.report.flame_graph import Box, Call, Flame, Sampled, hottest
 
 LINES = 12
 LEAST = 0.005
@@ -14,8 +14,9 @@ WORD = {"users": "yellow", "library": "", "native": ""}
 """The style of a line, by whose it is."""
 
 
-def print_flame(out: Output, heading: str, sampled: Sampled, thread: Box | None) -> None:
-    """Print a rank's samples. heading: `Rank 1 on node-a`. thread: the one that trains; None: none was seen."""
+def print_flame(out: Output, heading: str, flame: Flame) -> None:
+    """Print a rank's samples. heading: `Rank 1 on node-a`."""
+    sampled, thread = flame.sampled, flame.training
     if thread is None:
         out.line(f"{heading}: no thread of it was seen in {_for(sampled)}", "yellow")
         return

@@ -142,10 +142,10 @@ def _of_tensors(told: Allocations) -> list[str]:
     return sentences
 
 
-def print_allocations(out: Output, rank: int, node: str, told: Allocations) -> None:
-    """Print what one rank has told."""
+def print_allocations(out: Output, heading: str, told: Allocations) -> None:
+    """Print what one rank has told. heading: `Rank 1 on node-a`."""
     first, *others = describe(told)
-    out.line(f"Rank {rank} on {node}: {first}", "bold")
+    out.line(f"{heading}: {first}", "bold")
     for sentence in others:
         out.line(sentence)
     if not told.sites:
