@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+from guardrun.hooks.rank.computed_with import MAX_CHARS, PREFIXES, attempt, read_flags, read_runtime, read_seed
+
 MAX_MODULES = 300
 MAX_PATHS = 200
-MAX_CHARS = 1000
-"""Of a path, or a variable's value."""
 MAX_LIST_BYTES = 60_000
 """Of modules, of sys.path and of variables, each: a message has its bounds (hooks/wire/messages.py)."""
 MAX_VARIABLES = 200
@@ -27,42 +26,8 @@ NOT_OWN = frozenset({"guardrun", "sitecustomize"})
 OTHERS = ("/site-packages/", "/dist-packages/")
 """What is installed is told by its version."""
 
-PREFIXES = (
-    "ACCELERATE_",
-    "CUBLAS_",
-    "CUDA_",
-    "CUDNN_",
-    "DS_",
-    "FI_",
-    "FLASH_",
-    "FSDP_",
-    "GLOO_",
-    "GOMP_",
-    "HF_",
-    "HIP_",
-    "HSA_",
-    "KMP_",
-    "MIOPEN_",
-    "MKL_",
-    "NCCL_",
-    "NUMEXPR_",
-    "NVIDIA_",
-    "NVTE_",
-    "OMP_",
-    "OPENBLAS_",
-    "PYTORCH_",
-    "RCCL_",
-    "ROCBLAS_",
-    "TORCHDYNAMO_",
-    "TORCHINDUCTOR_",
-    "TORCH_",
-    "TRANSFORMERS_",
-    "TRITON_",
-    "UCX_",
-    "XLA_",
-)
-"""Of variables that change what is computed, in which precision, or how ranks speak with each other."""
 NAMES = ("LD_PRELOAD", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "TOKENIZERS_PARALLELISM")
+"""Of variables that count beside those of PREFIXES."""
 OF_THE_RUN = frozenset(
     {
         "CUDA_VISIBLE_DEVICES",
@@ -75,29 +40,6 @@ OF_THE_RUN = frozenset(
 )
 """Different in each run, or on each node, whatever is computed there."""
 
-FLAGS: Mapping[str, str] = {
-    "float32_matmul_precision": "get_float32_matmul_precision",
-    "default_dtype": "get_default_dtype",
-    "deterministic_algorithms": "are_deterministic_algorithms_enabled",
-    "num_threads": "get_num_threads",
-}
-"""What they are called, and the functions of torch that tell them."""
-INNER_FLAGS: Mapping[str, str] = {
-    "cudnn_allow_tf32": "_get_cudnn_allow_tf32",
-    "cudnn_benchmark": "_get_cudnn_benchmark",
-    "cudnn_deterministic": "_get_cudnn_deterministic",
-    "fp16_reduced_precision_reduction": "_get_cublas_allow_fp16_reduced_precision_reduction",
-    "bf16_reduced_precision_reduction": "_get_cublas_allow_bf16_reduced_precision_reduction",
-    "flash_attention": "_get_flash_sdp_enabled",
-    "memory_efficient_attention": "_get_mem_efficient_sdp_enabled",
-}
-"""Likewise of torch._C, which may know none of them: then it is not told."""
-WARNING_VERSIONS = ("2.9.", "2.10.", "2.11.", "2.12.")
-"""Of torch. 2.9 warns the script, once, of whoever asks for these (aten/src/ATen/Context.cpp); 2.13 no more. …"""
-WARNED_OF = frozenset({"float32_matmul_precision", "cudnn_allow_tf32"})
-PRECISIONS = ("matmul", "conv", "rnn")
-"""… What is asked there instead: of each kind of operation."""
-
 _DICT: Any = vars(ModuleType)["__dict__"]
 
 
@@ -108,16 +50,16 @@ def describe(environ: Mapping[str, str], device: str = "") -> dict[str, Any]:
     """
     torch: Any = sys.modules.get("torch")
     script = _script()
-    modules, more = _try(find_own_modules) or ([], 0)
+    modules, more = attempt(find_own_modules) or ([], 0)
     return {
         "script": _clean(_absolute(script)) if script else "",
         "modules": modules,
         "more_modules": more,
-        "path": _try(_find_path) or [],
-        "runtime": _try(lambda: read_runtime(torch)) or {},
-        "flags": _try(lambda: read_flags(torch)) or {},
-        "seed": _try(lambda: int(torch.default_generator.initial_seed())),
-        "variables": _try(lambda: choose_variables(environ)) or {},
+        "path": attempt(_find_path) or [],
+        "runtime": attempt(lambda: read_runtime(torch)) or {},
+        "flags": attempt(lambda: read_flags(torch)) or {},
+        "seed": read_seed(torch),
+        "variables": attempt(lambda: choose_variables(environ)) or {},
         "device": _clean(device[:MAX_CHARS]),
     }
 
@@ -179,44 +121,6 @@ def _cut(texts: list[str]) -> list[str]:
             break
         kept.append(text)
     return kept
-
-
-def read_runtime(torch: Any) -> dict[str, str]:
-    """Versions, as the interpreter and torch tell them."""
-    found: dict[str, Any] = {"python": sys.version.split()[0]}
-    if torch is not None:
-        version = getattr(torch, "version", None)
-        found["torch"] = getattr(torch, "__version__", None)
-        found["cuda"] = getattr(version, "cuda", None)
-        found["hip"] = getattr(version, "hip", None)
-        if hasattr(getattr(torch, "_C", None), "_nccl_version"):
-            found["nccl"] = _try(lambda: ".".join(str(part) for part in torch.cuda.nccl.version()))
-    return {name: str(value)[:MAX_CHARS] for name, value in found.items() if value}
-
-
-def read_flags(torch: Any) -> dict[str, str]:
-    """What torch is set to."""
-    if torch is None:
-        return {}
-    inner: Any = getattr(torch, "_C", None)
-    asked = {name: (torch, function) for name, function in FLAGS.items()}
-    asked |= {name: (inner, function) for name, function in INNER_FLAGS.items()}
-    found: dict[str, Any] = {}
-    if str(getattr(torch, "__version__", "")).startswith(WARNING_VERSIONS):
-        asked = {name: one for name, one in asked.items() if name not in WARNED_OF}
-        precision: Any = getattr(inner, "_get_fp32_precision_getter", None)
-        for kind in PRECISIONS if precision is not None else ():
-            found[f"fp32_precision_{kind}"] = _try(partial(precision, "cuda", kind))
-    found |= {name: _try(getattr(where, function, None)) for name, (where, function) in asked.items()}
-    return {name: str(value)[:MAX_CHARS] for name, value in found.items() if value is not None}
-
-
-def _try(ask: Callable[[], Any] | None) -> Any:
-    """What it answers; None where there is nothing to ask, or it raises, as flags do where old and new are mixed."""
-    try:
-        return None if ask is None else ask()
-    except Exception:
-        return None
 
 
 def _absolute(path: str) -> str:

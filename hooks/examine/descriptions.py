@@ -8,6 +8,7 @@ import sys
 import threading
 from itertools import islice
 
+from guardrun.hooks.rank.computed_with import PREFIXES, attempt, read_flags, read_runtime, read_seed
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.examinations import MAX_ANSWER_BYTES
 
@@ -34,10 +35,9 @@ DDP_SETTINGS = (
     "require_backward_grad_sync",
 )  # fmt: skip
 MATTERS = (
-    "ACCELERATE_", "CUBLAS", "CUDA", "CUDNN", "DEEPSPEED_", "FI_", "FSDP_", "GLOO_", "HF_", "HIP_", "HSA_", "KMP_",
-    "LOCAL_", "MASTER_", "MKL_", "NCCL_", "NVIDIA_", "OMP_", "OPENBLAS", "PYTHON", "PYTORCH_", "RANK", "ROCR_", "ROLE_",
-    "SLURM_JOB", "SLURM_NODEID", "SLURM_PROCID", "TF32", "TOKENIZERS_", "TORCH", "TRITON_", "UCX_", "WANDB_MODE",
-    "WORLD_SIZE", "GROUP_", "LD_PRELOAD", "MALLOC_", "TMPDIR",
+    *PREFIXES, "CUBLAS", "CUDA", "CUDNN", "DEEPSPEED_", "GROUP_", "LD_PRELOAD", "LOCAL_", "MALLOC_", "MASTER_",
+    "OPENBLAS", "PYTHON", "RANK", "ROCR_", "ROLE_", "SLURM_JOB", "SLURM_NODEID", "SLURM_PROCID", "TF32", "TMPDIR",
+    "TOKENIZERS_", "TORCH", "WANDB_MODE", "WORLD_SIZE",
 )  # fmt: skip
 """How names of variables begin that change how a rank trains. The supervisor leaves out what looks like a secret."""
 
@@ -218,24 +218,13 @@ def _groups() -> list[dict[str, Any]]:
 
 
 def _settings(torch: Any) -> dict[str, Any]:
-    def read(path: str) -> Any:
-        value: Any = torch
-        for name in path.split("."):
-            value = getattr(value, name, None)
-        try:
-            return plain(value() if callable(value) else value)
-        except Exception:
-            return None
-
-    paths = (
-        "version.__version__", "version.cuda", "version.hip", "are_deterministic_algorithms_enabled",
-        "backends.cudnn.benchmark", "backends.cudnn.deterministic", "get_float32_matmul_precision", "get_num_threads",
-        "get_num_interop_threads", "is_anomaly_enabled", "initial_seed",
-    )  # fmt: skip
-    about = {path.rpartition(".")[2] if "backends" not in path else path: read(path) for path in paths}
-    about["torch"] = about.pop("__version__")
-    about["default_dtype"] = str(torch.get_default_dtype()).removeprefix("torch.")
-    return {name: value for name, value in about.items() if value is not None}
+    told: dict[str, Any] = read_runtime(torch) | read_flags(torch) | {"initial_seed": read_seed(torch)}
+    told |= {
+        "num_interop_threads": attempt(torch.get_num_interop_threads),
+        "anomaly": attempt(torch.is_anomaly_enabled),
+    }
+    words = {"True": True, "False": False}
+    return {name: words.get(value, value) for name, value in told.items() if value is not None}
 
 
 def _compiled(found: Found) -> dict[str, Any]:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import gc
 import sys
-from functools import partial
-from itertools import chain, compress, repeat
 from time import monotonic_ns
 
+from guardrun.hooks.examine.collector_objects import objects_by_type
 from guardrun.hooks.examine.module_trees import held_by, name_tensors, walk
 
 TYPE_CHECKING = False
@@ -78,8 +77,4 @@ class Model:
 def find_instances(kinds: tuple[type, ...]) -> list[Any]:
     """All objects of these types that the collector knows, MAX_FOUND at most."""
     types = {kind for kind in set(map(type, gc.get_objects())) if issubclass(kind, kinds)}
-    # The list of all objects, twice, and once it is there those of it that are meant; as hooks/examine/tensors.py does.
-    lists = chain.from_iterable(map(repeat, map(gc.get_objects, (None,)), (2,)))
-    are_meant = map(partial(map, types.__contains__), map(partial(map, type), lists))
-    found = list(chain.from_iterable(map(compress, lists, are_meant)))
-    return found[:MAX_FOUND]
+    return list(objects_by_type(types.__contains__))[:MAX_FOUND]

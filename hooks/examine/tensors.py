@@ -9,14 +9,13 @@ Parameters, and subclasses of Tensor, are left out. So is what only C++ holds: a
 
 from __future__ import annotations
 
-import gc
 import sys
 from collections import deque
-from functools import partial
-from itertools import chain, compress, repeat
+from itertools import repeat
 from operator import attrgetter, is_
 from time import monotonic_ns, thread_time_ns
 
+from guardrun.hooks.examine.collector_objects import objects_by_type
 from guardrun.hooks.examine.growth import merge
 
 TYPE_CHECKING = False
@@ -80,12 +79,7 @@ def count_tensors(torch: Any) -> Sums[Any]:
     """Bytes and numbers, by device, type and shape. Raises whatever a tensor's getters raise."""
     count_elements: Any = sys.modules["_collections"]._count_elements  # what Counter counts with
     counts: dict[Any, int] = {}
-    # The list of all objects, twice, and once it is there: those of it whose type is Tensor. What is called here is
-    # made of C alone, and lets go of the list at its end. The list has these very iterators in it, so that one of them
-    # that kept it (as tee and zip do) would keep everything alive until the collector comes.
-    lists = chain.from_iterable(map(repeat, map(gc.get_objects, (None,)), (2,)))
-    are_tensors = map(partial(map, is_), map(partial(map, type), lists), (repeat(torch.Tensor),))
-    tensors = chain.from_iterable(map(compress, lists, are_tensors))
+    tensors = objects_by_type(is_, repeat(torch.Tensor))
     try:
         count_elements(counts, map(_LOOK, tensors))
     except BaseException:

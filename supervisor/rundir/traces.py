@@ -101,7 +101,7 @@ def write_trace(run_dir: Path, trace: ModuleTrace) -> Path:
 
 
 def read_traces(run_dir: Path, number: int | None = None) -> Iterator[ModuleTrace]:
-    """What a run has kept, of one request or of all, the oldest first. What cannot be read, or is none, is passed over."""
+    """What a run has kept, of one request or all, the oldest first. What cannot be read, or is none, is passed over."""
     for of, _, name in _list(run_dir):
         if number is not None and of != number:
             continue

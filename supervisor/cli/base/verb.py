@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import shlex
 import stat
@@ -66,6 +67,21 @@ def add_run_argument(parser: argparse.ArgumentParser) -> None:
 def add_run_option(parser: argparse.ArgumentParser) -> None:
     """--run RUN, for verbs whose positional argument is something else."""
     parser.add_argument("--run", metavar="RUN", default="latest", help="a run's id or its folder (default: latest)")
+
+
+def seconds_up_to(most: float) -> Callable[[str], float]:
+    """The type of an argument: seconds, a tenth at least. Raises argparse.ArgumentTypeError."""
+
+    def parse(text: str) -> float:
+        try:
+            found = float(text)
+        except ValueError:
+            found = math.nan
+        if not 0.1 <= found <= most:
+            raise argparse.ArgumentTypeError(f"expected seconds between 0.1 and {most:g}, not {text!r}")
+        return found
+
+    return parse
 
 
 # Runs ---------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import socket
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from guardrun.supervisor.cli.base.verb import (
     guard_dir,
     is_alive,
     read_run,
+    seconds_up_to,
 )
 from guardrun.supervisor.cli.views.diagnosis_view import print_diagnosis
 from guardrun.supervisor.client.supervisor_client import Unreachable
@@ -62,16 +62,6 @@ class DiagnosisResult(NamedTuple):
     looks: list[RankLook]
 
 
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0.1 <= seconds <= MAX_GAP_S:
-        raise argparse.ArgumentTypeError(f"expected seconds between 0.1 and {MAX_GAP_S:g}, not {text!r}")
-    return seconds
-
-
 def _pid(text: str) -> int:
     if not text.isdecimal() or not 0 < int(text) < 1 << 31:
         raise argparse.ArgumentTypeError(f"expected a process id, not {text!r}")
@@ -91,7 +81,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="instead of a run: ranks, or a launcher of any kind (torchrun, mpirun, slurmstepd)",
     )
     parser.add_argument(
-        "--gap", metavar="SECONDS", type=_seconds, default=GAP_S, help=f"between two looks (default: {GAP_S:g})"
+        "--gap",
+        metavar="SECONDS",
+        type=seconds_up_to(MAX_GAP_S),
+        default=GAP_S,
+        help=f"between two looks (default: {GAP_S:g})",
     )
     parser.add_argument("--full", action="store_true", help="library frames too")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import socket
 import sys
 from pathlib import Path
@@ -21,6 +20,7 @@ from guardrun.supervisor.cli.base.verb import (
     guard_dir,
     is_alive,
     read_run,
+    seconds_up_to,
 )
 from guardrun.supervisor.client.supervisor_client import ask
 from guardrun.supervisor.rundir.run_directory import RunFile
@@ -36,16 +36,6 @@ MAX_INPUT = 1 << 20
 """Characters of SQL that are read from stdin."""
 _FORMATS = ("table", "json", "csv")
 _HELP = ".schema [TABLE]  the tables, or one\n.examples  queries to begin with\n.quit  or Ctrl-D\nA query ends with ;"
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0.1 <= seconds <= MAX_SECONDS:
-        raise argparse.ArgumentTypeError(f"expected seconds between 0.1 and {MAX_SECONDS:g}, not {text!r}")
-    return seconds
 
 
 def _rows(text: str) -> int:
@@ -64,7 +54,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds_up_to(MAX_SECONDS),
         default=SECONDS,
         help=f"how long the query may take, and reading the run's files likewise (default: {SECONDS:g})",
     )

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from guardrun.hooks.examine import found_objects
+from guardrun.hooks.examine import descriptions, found_objects
 from guardrun.hooks.examine.descriptions import shorten
 from guardrun.hooks.examine.inspection import Inspection
 from guardrun.hooks.patches.optimizer_steps import OptimizerSteps
@@ -222,3 +222,16 @@ def test_a_rank_that_stands(bed: Bed) -> None:
     assert told["environment"]["NCCL_DEBUG"] == "WARN"
     done = finish(process)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_torch_is_not_asked_for_what_it_warns_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """2.9 does, on the script's own stderr; nor is a function called that the script has put in its place."""
+    asked: list[str] = []
+    monkeypatch.setattr(torch, "__version__", "2.9.1+cu128")
+    for name in ("get_float32_matmul_precision", "initial_seed"):
+        monkeypatch.setattr(torch, name, lambda name=name: asked.append(name))
+    settings = descriptions._settings(torch)
+    assert asked == [] and settings["initial_seed"] == torch.default_generator.initial_seed()
+    assert (settings["torch"], settings["deterministic_algorithms"], settings["default_dtype"]) == (
+        "2.9.1+cu128", False, "torch.float32",
+    )  # fmt: skip
