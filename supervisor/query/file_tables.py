@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.base.own_files import read_own
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.query.journal_reader import Entry
 from guardrun.supervisor.query.table import INTEGER, JSON, REAL, TEXT, Row, Table, columns, encode
-from guardrun.supervisor.report.incident import incident_folders
+from guardrun.supervisor.report.run_record import iterate_incidents
 from guardrun.supervisor.rundir.traces import read_traces
 
 MAX_FILE = 32 << 20
@@ -98,21 +97,9 @@ def trace_rows(run_dir: Path, left_out: dict[int, int]) -> Iterator[Row]:
             yield (*what, trace.number, trace.attempt, trace.node)
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object of the run's folder; None where there is none that can be read."""
-    try:
-        data = msgspec.json.decode(read_own(path, is_anybodys=True, limit=MAX_FILE))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None
-
-
 def incident_rows(run_dir: Path) -> Iterator[Row]:
     """All incidents that can be read."""
-    for folder in incident_folders(run_dir):
-        record = read_object(folder / "incident.json")
-        if record is None:
-            continue
+    for record in iterate_incidents(run_dir, MAX_FILE):
         resumed = record.get("resumed_from")
         path, step = (resumed.get("path"), resumed.get("step")) if isinstance(resumed, dict) else (None, None)
         values = {
@@ -121,7 +108,6 @@ def incident_rows(run_dir: Path) -> Iterator[Row]:
             "evidence": encode(record.get("evidence")),
             "resumed_path": path,
             "resumed_step": step,
-            "folder": str(folder),
         }
         yield tuple(_plain(values.get(column.name)) for column in INCIDENTS.columns)
 

@@ -20,6 +20,7 @@ from guardrun.supervisor.query.kept_look import NewestLook
 from guardrun.supervisor.query.look_tables import Looked
 from guardrun.supervisor.query.sandbox import ROWS_AT_ONCE, Sandbox
 from guardrun.supervisor.query.table import Row, Table, by_name
+from guardrun.supervisor.report.run_record import read_json
 from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.wire import control_messages
 
@@ -150,7 +151,7 @@ class RunQuery:
             case "events":
                 return journal_facts.Events(read)
             case "attempts":
-                summary = file_tables.read_object(self._run_dir / "summary.json")
+                summary = read_json(self._run_dir / "summary.json", file_tables.MAX_FILE)
                 return journal_facts.Attempts(self._run, read, summary)
             case "checkpoints":
                 return journal_facts.Checkpoints(self._run)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from guardrun.supervisor.base.own_files import open_own, read_own, write_own
+from guardrun.supervisor.base.own_files import MAX_READ_BYTES, open_own, read_own, write_own
 from guardrun.supervisor.engine.model.actions import Summary
 from guardrun.supervisor.report.elements.quantities import iso_time
 from guardrun.supervisor.report.incident import encode, incident_folders
@@ -134,23 +134,26 @@ def _take_line(recorded: Recorded, line: bytes) -> None:
         return
 
 
-def read_json(path: Path) -> dict[str, Any] | None:
-    """A JSON object of a run's folder, or None where there is none that can be read."""
+def read_json(path: Path, limit: int = MAX_READ_BYTES) -> dict[str, Any] | None:
+    """A JSON object of a run's folder, or None where there is none that can be read. limit: bytes."""
     try:
-        data = json.loads(read_own(path, is_anybodys=True))
-    except (OSError, ValueError):
+        data = json.loads(read_own(path, is_anybodys=True, limit=limit))
+    except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
 
 
 def read_incidents(run_dir: Path) -> list[dict[str, Any]]:
     """Every incident.json of a run, oldest first, each with its `folder`."""
-    found = []
+    return list(iterate_incidents(run_dir))
+
+
+def iterate_incidents(run_dir: Path, limit: int = MAX_READ_BYTES) -> Iterator[dict[str, Any]]:
+    """The same, each read when it is asked for. limit: bytes of each."""
     for folder in incident_folders(run_dir):
-        record = read_json(folder / "incident.json")
+        record = read_json(folder / "incident.json", limit)
         if record is not None:
-            found.append({**record, "folder": str(folder)})
-    return found
+            yield {**record, "folder": str(folder)}
 
 
 def short_incident(record: dict[str, Any]) -> dict[str, Any]:

@@ -287,3 +287,13 @@ def test_every_line_of_the_journal_here_is_real(recorded: Path) -> None:
     """The recorded run must stay what the journal's own reader takes."""
     lines = (recorded / NAME).read_bytes().splitlines()
     assert [msgspec.json.decode(line, type=Line).n for line in lines] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a": ' * 100_000, "", "[]", '{"id": \xff'])
+def test_an_incident_file_that_is_none_is_passed_over(ctl: Ctl, recorded: Path, text: str) -> None:
+    known = [one["id"] for one in ctl.json("incidents")["incidents"]]
+    folder = recorded / "incidents" / "099-unknown"
+    folder.mkdir()
+    (folder / "incident.json").write_text(text, encoding="latin-1")
+    assert known and [one["id"] for one in ctl.json("incidents")["incidents"]] == known
+    ctl("status")
