@@ -25,9 +25,10 @@ if TYPE_CHECKING:
 
 THRESHOLD = "PYTHONGC_THRESHOLD"
 HELD_NS = 1_000_000_000
-"""Collections of a step that together take this long are told (contract: `gc_pause`)."""
+"""Collections of a step that together take this long are told (contract: `gc_pause`), and again each time that it
+has grown by a quarter: nobody knows which one is the step's last."""
 MIN_SHARE = 0.1
-"""They count as a pause where they take at least this share of the step's time so far: a long evaluation, or the
+"""They count as a pause where they last at least this share of the step's time so far: a long evaluation, or the
 imports at the start, come to a second as well."""
 SCHEDSTAT = "/proc/thread-self/schedstat"
 """Its second number: nanoseconds for which the thread was ready to run and had no core (Documentation/scheduler)."""
@@ -83,9 +84,10 @@ class StepSum:
         self._step = step
         self._began_ns = now_ns
         self._held_ns = 0
+        self._lasted_ns = 0
         self._collected = 0
         self._generation = 0
-        self._is_told = False
+        self._tell_at_ns = HELD_NS
 
     def on_collection(self, phase: str, info: dict[str, Any]) -> None:
         """gc's callback. The pair costs little more than a microsecond."""
@@ -100,7 +102,7 @@ class StepSum:
         if since_ns == 0:
             return
         now_ns = monotonic_ns()
-        took_ns = now_ns - since_ns
+        took_ns = lasted_ns = now_ns - since_ns
         words[_SINCE] = 0
         words[_COUNT] += 1
         words[_TOTAL] += took_ns
@@ -111,21 +113,23 @@ class StepSum:
         if step != self._step:
             self._begin(step, since_ns)
         self._held_ns += took_ns
+        self._lasted_ns += lasted_ns
         self._collected += info["collected"]
         self._generation = max(self._generation, info["generation"])
-        if self._held_ns >= HELD_NS and not self._is_told:
+        if self._held_ns >= self._tell_at_ns:
             self._tell_if_held(took_ns, now_ns, info["generation"])
 
     def _tell_if_held(self, took_ns: int, now_ns: int, generation: int) -> None:
         began_ns = self._rank.words[_STEP_NS] or self._began_ns
-        if self._held_ns < MIN_SHARE * (now_ns - began_ns):
+        if self._lasted_ns < MIN_SHARE * (now_ns - began_ns):
             return
-        self._is_told = True
+        self._tell_at_ns = self._held_ns * 5 // 4
         rank = self._rank
         if rank is _rank.active:
             rank.send(
                 "GcHeld",
                 duration_s=self._held_ns / 1e9,
+                lasted_s=self._lasted_ns / 1e9,
                 generation=self._generation,
                 collected=self._collected,
                 tracked=self._count_tracked(took_ns, now_ns, generation),

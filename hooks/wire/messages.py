@@ -117,9 +117,12 @@ class UncaughtException(_Message, frozen=True, kw_only=True, tag="raised"):
 
 
 class GcHeld(_Message, frozen=True, kw_only=True, tag="gc_held"):
-    """Collections took a second or more of one step. Urgent."""
+    """Collections took a second or more of one step so far; again whenever that has grown by a quarter. Urgent."""
 
     duration_s: float
+    """Without the time for which a full one waited for a core."""
+    lasted_s: float
+    """With it."""
     generation: int
     collected: int
     tracked: int

@@ -162,6 +162,7 @@ class RankMessageIngest:
                     collected=message.collected,
                     step=message.step,
                     tracked=message.tracked,
+                    lasted_s=message.lasted_s,
                 )
             ]
         elif isinstance(message, msg.BatchesNamed):

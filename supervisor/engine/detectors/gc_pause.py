@@ -19,8 +19,8 @@ from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 GC_LOOK_S = 5.0
 """One that ends is reported by its rank, from a second on (the contract's `gc_pause`), which knows what it cost."""
 MIN_SHARE = 0.1
-"""Of the gap in which its rank advanced no further, once that has ended: a second of collections, here and there in a
-long piece of work, held nobody up."""
+"""Of the gap in which its rank advanced no further, once that has ended, and waiting for a core counted in both: a
+second of collections, here and there in a long piece of work, held nobody up."""
 _KEPT = 50
 SHARE = 0.75
 """Of the collection that the gap of one that waited covers at least: its last advance may lie within the pause."""
@@ -94,7 +94,13 @@ class GcPause(msgspec.Struct, kw_only=True):
         if not waited:
             return ()
         rank = attempt.ranks[event.global_rank]
-        held = HeldStep(event=event, waited=waited, began_s=max(began_s, 0.0), progress=rank.progress)
+        began_s = max(began_s, 0.0)
+        before = self.held.get(event.global_rank)
+        if before is not None and before.event.step == event.step:
+            began_s = min(began_s, before.began_s)
+            if event.tracked < 0:
+                event = msgspec.structs.replace(event, tracked=before.event.tracked)
+        held = HeldStep(event=event, waited=waited, began_s=began_s, progress=rank.progress)
         if rank.step > event.step:
             return self._report(attempt, held, rank.gap_s)
         self.held[event.global_rank] = held
@@ -133,16 +139,17 @@ class GcPause(msgspec.Struct, kw_only=True):
         return verdicts
 
     def _add(self, view: RunView, event: ev.GcHeld) -> Sequence[Verdict]:
-        """One more of a rank of which one has been reported."""
+        """One more of a rank of which one has been reported, or more of one that is known."""
         key = self.key(event.attempt, event.global_rank)
         known = view.incident_of(key)
         assert known is not None
-        pauses = [*known.evidence.get("pauses", []), _pause(event)][-_KEPT:]
+        pauses = [pause for pause in known.evidence.get("pauses", []) if pause["step"] != event.step]
+        pauses = [*pauses, _pause(event)][-_KEPT:]
         return [Changed(key=key, evidence={**known.evidence, "pauses": pauses})]
 
     def _report(self, attempt: AttemptView, held: HeldStep, gap_s: float) -> Sequence[Verdict]:
         event, waited = held.event, held.waited
-        if event.duration_s < MIN_SHARE * gap_s:
+        if max(event.duration_s, event.lasted_s) < MIN_SHARE * gap_s:
             return ()
         summary = (
             f"{who(attempt, [event.global_rank])} held the others up for {event.duration_s:.1f} s in a garbage "

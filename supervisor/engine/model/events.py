@@ -627,16 +627,19 @@ class LookTaken(_Event, frozen=True, kw_only=True, tag="look_taken"):
 
 
 class GcHeld(_Event, frozen=True, kw_only=True, tag="gc_held"):
-    """Collections took a second or more of one step of a rank."""
+    """Collections took a second or more of one step of a rank so far; again whenever that has grown by a quarter."""
 
     attempt: int
     global_rank: int
     duration_s: float
+    """Without the time for which they waited for a core."""
     generation: int
     collected: int
     step: int
     tracked: int = -1
     """Objects that the collector tracks after it; -1 unknown."""
+    lasted_s: float = 0.0
+    """With the time for which they waited for a core; 0 not told."""
 
 
 class NamedBatch(msgspec.Struct, frozen=True, array_like=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from guardrun.supervisor.engine.model import events as ev
@@ -45,6 +46,33 @@ def test_a_second_here_and_there_in_a_long_piece_of_work_is_no_pause(told: Told,
     told.tell(ev.GcHeld(attempt=0, global_rank=1, duration_s=2.0, generation=2, collected=9, step=10), 6.0)
     told.step(11, ends_s)
     assert [i.cause for i in told.incidents.values()] == ["gc_pause"] * is_told
+
+
+@pytest.mark.parametrize(
+    ("lasted_s", "again_s", "is_told"),
+    [
+        pytest.param(1.0, 0.0, False, id="a second of twenty"),
+        pytest.param(5.0, 0.0, True, id="which waited for a core, as the rest of the step did"),
+        pytest.param(1.0, 2.5, True, id="and more of it later"),
+    ],
+)
+def test_the_whole_of_what_a_step_s_collections_took_counts(
+    told: Told, lasted_s: float, again_s: float, is_told: bool
+) -> None:
+    told.running()
+    told.step(10, 3.0)
+    held = ev.GcHeld(
+        attempt=0, global_rank=1, duration_s=1.0, lasted_s=lasted_s, generation=2, collected=9, step=10, tracked=70
+    )
+    told.tell(held, 6.0)
+    if again_s:
+        told.tell(msgspec.structs.replace(held, duration_s=again_s, lasted_s=again_s, tracked=-1), 12.0)
+    told.step(11, 23.0)
+    assert [i.cause for i in told.incidents.values()] == ["gc_pause"] * is_told
+    for incident in told.incidents.values():
+        (pause,) = incident.evidence["pauses"]
+        assert (pause["duration_s"], pause["tracked"]) == (again_s or 1.0, 70)
+        assert incident.onset_s == 5.0
 
 
 def test_the_rank_that_went_on_before_it_could_tell(told: Told) -> None:

@@ -238,8 +238,10 @@ def test_a_collection_that_held_others_up(told: Told) -> None:
     assert kinds(gc_held(told)) == ["WriteIncident"]
     incident = told.incidents["001"]
     assert (incident.cause, incident.onset_s, incident.evidence["waiting"]) == ("gc_pause", 2.0, [0])
-    gc_held(told)
+    gc_held(told, step=11)
     assert len(told.incidents) == 1 and len(told.incidents["001"].evidence["pauses"]) == 2
+    gc_held(told, step=11, duration_s=4.0)
+    assert [pause["duration_s"] for pause in told.incidents["001"].evidence["pauses"]] == [2.0, 4.0]
 
 
 def test_collections_that_hold_nobody_up(told: Told) -> None:
