@@ -318,8 +318,9 @@ def _throughput(a: RunFacts, b: RunFacts, found: Found) -> None:
         found.unknown.append(f"time a step: too short to tell in {' and '.join(short)}")
         return
     one, other = median(a.step_times), median(b.step_times)
-    if min(one, other) > 0 and max(one, other) / min(one, other) > 1 + THROUGHPUT_SHARE:
-        words = f"{max(one, other) / min(one, other) - 1:.0%} slower: {a.run_id if one > other else b.run_id}"
+    if min(one, other) > 0 and (ratio := max(one, other) / min(one, other)) > 1 + THROUGHPUT_SHARE:
+        how = f"{ratio - 1:.0%} slower" if ratio < 2 else f"{ratio:.3g} times as slow"
+        words = f"{how}: {a.run_id if one > other else b.run_id}"
         found.add("throughput", "seconds a step, as a rule", f"{one:.4g}", f"{other:.4g}", words)
     else:
         found.same.append(f"the time a step, to {THROUGHPUT_SHARE:.0%}")

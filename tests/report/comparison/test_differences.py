@@ -80,6 +80,12 @@ def test_a_run_that_is_shorter_and_goes_on() -> None:
     assert found.outcome[0] == "loss: equal to the last bit at all 90 steps that both have"
 
 
+@pytest.mark.parametrize(("step_s", "words"), [(0.3, "50% slower: b"), (4.0, "20 times as slow: b"), (0.202, "")])
+def test_how_much_slower_in_words_that_can_be_read(step_s: float, words: str) -> None:
+    found = compare_runs(run(), run("b", step_times=[step_s, step_s]))
+    assert [one.note for one in found.differences] == ([words] if words else [])
+
+
 @pytest.mark.parametrize("older_first", [True, False])
 def test_an_older_guardrun_has_recorded_less(older_first: bool) -> None:
     older = run("old", environments=[], orders={}, curves={})
