@@ -189,11 +189,12 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp
 	@touch $@
 
 # Interpreters that a run of the tests starts say what starting cost: a .pth file has them do so. Tests are compiled
-# here, once: each of the workers would do so at the same time, and all of them; so is the emulated device (docs/emu.md).
-# What does not compile is told by the run.
+# here, once: each of the workers would do so at the same time, and all of them; so are the characters counted of which
+# hypothesis makes texts, and the emulated device is built (docs/emu.md). What does not compile is told by the run.
 $(VENV)/.stamp-test: $(VENV)/.stamp-dev tests/support/startup_log.py
 	@$(BIN)/python -m tests.support.startup_log
 	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
+	@$(BIN)/python -c 'from hypothesis.strategies import text; text().validate()'
 	@! command -v g++ >/dev/null || $(BIN)/python -m tests.emu.build >/dev/null 2>&1 || true
 	@touch $@
 

@@ -64,11 +64,12 @@ PAGES: dict[str, Callable[[], str]] = {
 }
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One for all: to start it takes longer than what is looked at in it."""
     program = find_chromium()
     assert program is not None
-    opened = Browser(program, tmp_path)
+    opened = Browser(program, tmp_path_factory.mktemp("browser"))
     try:
         yield opened
     finally:
