@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import leaks, real, shares, spread, timing, turns
+from tests.support import leaks, real, scenes, shares, spread, timing, turns
 from tests.support.forkserver import client
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.support.processes import become_subreaper
@@ -45,6 +45,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-faults", action="store_true", help="write what became of each fault to docs/security.md (make soak)"
     )
+    parser.addoption(scenes.WRITE, action="store_true", help="write what was printed in scenes to docs/debugging.md")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGQUIT, signal.SIG_DFL)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # Below nohup: guardrun leaves what is ignored so.
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    scenes.is_written = config.getoption(scenes.WRITE)
     timing.register(config)
     shares.register(config)
     if config.pluginmanager.has_plugin("xdist"):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from guardrun.supervisor.cli.base.output import Output
 from guardrun.supervisor.report.incident import write_incident
 from tests.cli.conftest import NODE, Ctl
 from tests.report.samples import hang, run_file, wall
@@ -52,6 +53,12 @@ def on_terminal(cwd: Path, *arguments: str, columns: int = 100, **changes: str) 
     return found.decode()
 
 
+def test_a_path_is_never_broken_in_two_and_sentences_end_between_words(capsys: pytest.CaptureFixture[str]) -> None:
+    path = "/a/folder/whose/name/is/much/longer/than/the/terminal/is/wide/report.html"
+    Output(False, {"COLUMNS": "30"}).line(f"report: {path} says more of this than fits into a line\n\nend")
+    assert capsys.readouterr().out == f"report:\n{path}\nsays more of this than fits\ninto a line\n\nend\n"
+
+
 def test_colours_on_a_terminal_only(recorded: Path, tmp_path: Path) -> None:
     assert "\x1b[" in on_terminal(tmp_path, "status")
     assert "\x1b[3" not in on_terminal(tmp_path, "status", NO_COLOR="1")
@@ -66,7 +73,7 @@ def test_colours_on_a_terminal_only(recorded: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("arguments", [("status",), ("incidents",), ("show", "1"), ("config",)])
 def test_narrow_terminals(recorded: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:
     out = on_terminal(tmp_path, *arguments, columns=38, NO_COLOR="1", TERM="dumb")
-    assert max(len(line.rstrip("\r")) for line in out.split("\n")) <= 38
+    assert max(len(line.rstrip("\r")) for line in out.split("\n") if " " in line) <= 38, "but for a path"
     assert len(out.splitlines()) > 5
 
 

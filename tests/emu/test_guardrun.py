@@ -12,6 +12,7 @@ from guardrun.hooks.wire.board import Field
 from guardrun.supervisor.collect.ranks.boards import open_boards
 from guardrun.supervisor.rundir.run_directory import read_run_file
 from tests.emu.ranks import QUICK, SCRIPT
+from tests.support import scenes
 from tests.support.guardrun_run import Finished, GuardrunRun
 
 pytestmark = pytest.mark.real("g++")
@@ -45,6 +46,7 @@ def test_who_has_not_issued_is_named_while_its_peer_s_host_is_far_ahead(
     said = run.stdout + run.stderr
     assert "rank 0 waits for it in all_reduce." in said
     assert "blind" not in said
+    scenes.check("devices that wait", "guardctl status", run.guardctl("status"), run.folder)
     assert run.run_dir is not None
     boards = open_boards(read_run_file(run.run_dir).socket_dir, 0, range(2))
     for board in boards.values():

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.emu.ranks import QUICK, SCRIPT
+from tests.runs.runs import check_show
 from tests.support.guardrun_run import GuardrunRun
 from tests.support.waiting import wait_until
 
@@ -103,6 +104,8 @@ def test_ranks_whose_devices_fill_up_are_told_and_train_on(
     sites = [site for site in memory["sites"] if site["line"] == line and site["file"] == str(HABITS)]
     assert max(site["objects"] for site in sites) >= 0.8 * steps
     told = {incident["cause"]: incident for incident in finished.incidents}
+    check_show("device memory grows", finished, told["gpu_leak"]["id"])
+    check_show("device memory in pieces", finished, told["gpu_fragmentation"]["id"])
     for cause, rank, words in (
         ("gpu_leak", 1, "in tensors that stay from step to step"),
         ("gpu_fragmentation", 2, "until what it didn't use was given back: its tensors never had more than 24"),

@@ -51,10 +51,17 @@ def test_make_targets_in_the_docs_exist() -> None:
     assert named <= targets
 
 
+def is_output(block: str) -> bool:
+    return block.startswith("```console\n$ ")
+
+
 def commands(page: Path) -> str:
-    """What a page shows as code: fenced blocks and spans."""
+    """What a page shows as code: fenced blocks and spans; of what a command printed, the command alone."""
     text = page.read_text()
-    return "\n".join([*FENCE.findall(text), *re.findall(r"`[^`\n]+`", FENCE.sub("", text))])
+    blocks = [
+        re.sub(r"^(?!\$ ).*\n", "", block, flags=re.M) if is_output(block) else block for block in FENCE.findall(text)
+    ]
+    return "\n".join([*blocks, *re.findall(r"`[^`\n]+`", FENCE.sub("", text))])
 
 
 def test_verbs_of_guardctl_in_the_docs_exist() -> None:

@@ -14,6 +14,7 @@ from guardrun.supervisor.engine.model.events import AttemptStarted
 from guardrun.supervisor.report.elements.quantities import parse_iso_time
 from guardrun.supervisor.rundir.journal import read_lines, replay
 from guardrun.supervisor.rundir.run_directory import read_run_file
+from tests.support import scenes
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.support.leaks import RESOURCE_TRACKER
 from tests.support.waiting import wait_until
@@ -45,6 +46,14 @@ INCIDENT_KEYS = {
 }  # fmt: skip
 
 
+def check_show(scene: str, finished: Finished, incident: str = "last", *, until: str = "") -> None:
+    """What `guardctl show` prints of an incident is what docs/debugging.md shows of this scene."""
+    assert finished.run_dir is not None
+    folder = finished.run_dir.parents[1]
+    printed = scenes.guardctl(folder, "show", incident, "--run", str(finished.run_dir))
+    scenes.check(scene, "guardctl show last", printed, folder, until=until)
+
+
 class EdgeRuns:
     """Starts runs in one folder; `close` ends them and checks what they left."""
 
@@ -63,12 +72,13 @@ class EdgeRuns:
         ranks: int = 2,
         program: list[str] | None = None,
     ) -> GuardrunRun:
-        """Start guardrun with a script of this folder.
+        """Start guardrun with a script of this folder, or with ./PATH from where it is started.
 
         flags: guardrun's; config: TOML of guardrun.toml; program: what is run in guardrun's place.
         """
         starter = self._starter if program is None else GuardrunStarter(self.folder, program)
-        command = [f"--nproc-per-node={ranks}", *flags, str(SCRIPTS / script), *arguments]
+        script = script if script.startswith("./") else str(SCRIPTS / script)
+        command = [f"--nproc-per-node={ranks}", *flags, script, *arguments]
         run = starter.start(command, config=config, env=env)
         self._runs.append(run)
         return run

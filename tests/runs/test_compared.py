@@ -6,6 +6,7 @@ import json
 
 from guardrun.supervisor.rundir.environment import NAME
 from tests.runs.runs import SCRIPTS, EdgeRuns, finish
+from tests.support import scenes
 from tests.support.guardrun_run import GuardrunRun
 from tests.support.waiting import wait_until
 
@@ -21,10 +22,9 @@ def train(edge: EdgeRuns, name: str, factor: str) -> GuardrunRun:
     (folder / "compared.py").write_text(source.replace("FACTOR = 1.0", f"FACTOR = {factor}"))
     env: dict[str, str | None] = {"HF_TOKEN": SECRET, "OMP_NUM_THREADS": "1"}
     flags = ("--guard-run-id", name)
-    script, stop = str(folder / "compared.py"), folder / "stop"
-    run = edge.start(script, str(STEPS), "0.05", str(stop), flags=flags, config="", env=env)
+    run = edge.start(f"./{name}/compared.py", str(STEPS), "0.05", f"{name}/stop", flags=flags, config="", env=env)
     wait_until((run.guard_dir / name / NAME).exists, 120, "what was recorded of its code")
-    stop.touch()
+    (folder / "stop").touch()
     finished = finish(run)
     assert finished.returncode == 0 and finished.incidents == [], finished
     return run
@@ -42,6 +42,8 @@ def test_one_line_makes_the_difference(edge: EdgeRuns) -> None:
     data = json.loads(run.guardctl("compare", "first", "second", "--json"))
     differing = [(one["kind"], one["what"]) for one in data["differences"] if one["kind"] != "throughput"]
     assert differing == [("code", "compared.py"), ("arguments", "arguments"), ("place", "script")]
+    printed = scenes.guardctl(edge.folder, "compare", "first", "second")
+    scenes.check("evaluation worse", "guardctl compare first second", printed, edge.folder, until="^The same: ")
     loss = data["curves"]["loss"]
     assert (loss["equal"], loss["unequal_from"], loss["last_step"]) == (LATER, LATER + 1, STEPS)
     assert any("the samples of the first 32 batches of the first pass" in words for words in data["same"])

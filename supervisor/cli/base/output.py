@@ -7,9 +7,11 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from textwrap import fill
 from typing import IO, Any
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -55,21 +57,32 @@ class Output:
         self._file.flush()
 
     def line(self, text: str = "", style: str = "") -> None:
-        """Print a line; control characters in it are written out, line breaks kept."""
-        self.print(Text(clean(text, keep_lines=True), style=style))
+        """Print a line; control characters in it are written out, line breaks kept.
+
+        It goes on in the next between words alone: a path that was broken in two could not be copied.
+        """
+        width, lines = self.console.width, clean(text, keep_lines=True).split("\n")
+        folded = "\n".join(
+            line if cell_len(line) <= width else fill(line, width, break_long_words=False, break_on_hyphens=False)
+            for line in lines
+        )
+        self.print(Text(folded, style=style), is_folded=True)
 
     def text(self, text: str) -> None:
         """Write text of lines as it stands: whoever made it has made it harmless."""
         self._file.write(text)
         self._file.flush()
 
-    def print(self, what: RenderableType) -> None:
-        """Print anything that rich can; on a pipe without the blanks it pads lines with."""
+    def print(self, what: RenderableType, *, is_folded: bool = False) -> None:
+        """Print anything that rich can; on a pipe without the blanks it pads lines with.
+
+        is_folded: its lines are as long as they shall be.
+        """
         if self.is_terminal:
-            self.console.print(what)
+            self.console.print(what, soft_wrap=is_folded)
             return
         with self.console.capture() as capture:
-            self.console.print(what)
+            self.console.print(what, soft_wrap=is_folded)
         for line in capture.get().splitlines():
             self._file.write(line.rstrip() + "\n")
         self._file.flush()

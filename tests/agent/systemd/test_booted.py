@@ -14,6 +14,7 @@ import pytest
 
 from tests.agent.systemd.booted import Booted, missing_part
 from tests.sensors.nvml_stub import NvmlStub, build_library
+from tests.support import scenes
 from tests.support.processes import descendants
 from tests.support.real import find_program
 from tests.support.waiting import wait_until
@@ -215,6 +216,7 @@ print(left.pid)
     assert time.monotonic() - began < 25
     entries = wait_until(lambda: journal(installed, "GUARDRUN_EVENT=leftovers_ended"), 20, "its word")
     assert entries[-1]["GUARDRUN_RUN_ID"] == "dead"
+    scenes.check("zombies", "journalctl --unit guardrund --output cat", entries[-1]["MESSAGE"], installed.root)
 
 
 @pytest.mark.real("cc")

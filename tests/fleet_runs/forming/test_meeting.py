@@ -10,6 +10,7 @@ import pytest
 
 from guardrun.launcher.base.terminal_lines import NOT_FIT, QUARANTINED
 from tests.fleet_runs.jobs import PORT, QUICK, Job, flags, guardctl, kill
+from tests.support import scenes
 from tests.support.netlab import INSIDE
 
 pytestmark = pytest.mark.real("netns")
@@ -64,6 +65,8 @@ def test_what_is_in_the_way_of_meeting_is_said(job: Job) -> None:
     job.says("no place", "file/join (Not a directory): name a place that this node can write and the others can read")
     job.says("nobody's endpoint", "waiting for the head: the guardrun on node4, which --rdzv-endpoint names", 15.0)
     job.says("head", "waiting for nodes: 1 of 2 are there (head)", 20.0)
+    printed = next(line for line in job["head"].output.splitlines() if "waiting for nodes" in line)
+    scenes.check("a node that does not come", "guardrun --nnodes=2 … train.py", printed, job.folder)
     for name in ("no rank", "no place"):
         assert "Traceback" not in job[name].output
     for name in ("nobody's endpoint", "head", "elsewhere"):

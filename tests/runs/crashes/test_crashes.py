@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.runs.runs import RESUME, EdgeRuns, only, own_lines, ranks_of
+from tests.runs.runs import RESUME, EdgeRuns, check_show, only, own_lines, ranks_of
 from tests.support.guardrun_run import Finished
 from tests.support.real import find_program
 
@@ -64,6 +64,16 @@ def test_each_way_to_fall_has_its_name_its_culprit_and_its_sentence(every_crash:
     assert incident["resumed_from"]["step"] == 10 * number + 10
     assert incident["recovered"] is not None
     assert incident["advice"]
+
+
+TABLE = "^Rank  Does"
+
+
+@pytest.mark.parametrize(("fault", "scene"), [("raise", "an exception"), ("kill", "dead rank")])
+def test_a_person_who_asks_is_shown_what_the_page_has(every_crash: Finished, fault: str, scene: str) -> None:
+    check_show(
+        scene, every_crash, every_crash.incidents[[case.fault for case in CASES].index(fault)]["id"], until=TABLE
+    )
 
 
 def test_a_run_that_falls_again_and_again_still_ends_well(every_crash: Finished) -> None:

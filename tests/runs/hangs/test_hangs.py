@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.runs.runs import QUICK, RESUME, EdgeRuns, ranks_of
+from tests.runs.runs import QUICK, RESUME, EdgeRuns, check_show, ranks_of
+from tests.support import scenes
 from tests.support.guardrun_run import Finished
 
 # Patience is measured here, and seven hangs in a row are waited for.
@@ -92,6 +93,27 @@ def test_stacks_of_every_rank_and_of_its_workers_are_kept(every_hang: Finished, 
     assert f"rank-{culprit['rank']}-pid-{culprit['pid']}.txt" in stacks
     workers = {name for name in stacks if "_worker_loop" in stacks[name]}
     assert len(workers) == (2 if CASES[number].at else 0)
+
+
+OTHER = r"^Rank {}(,|$)"
+"""Where the stack of the rank that waits begins."""
+SCENES = {"init": "hang at the start", "block": "hang at one step", "gil": "held GIL", "data_stall": "loader stall"}
+
+
+@pytest.mark.parametrize("fault", SCENES)
+def test_a_person_who_asks_is_shown_what_the_page_has(every_hang: Finished, fault: str) -> None:
+    number = [case.fault for case in CASES].index(fault)
+    check_show(
+        SCENES[fault], every_hang, every_hang.incidents[number]["id"], until=OTHER.format(1 - CASES[number].rank)
+    )
+
+
+def test_all_of_them_in_one_list(every_hang: Finished) -> None:
+    assert every_hang.run_dir is not None
+    folder = every_hang.run_dir.parents[1]
+    printed = scenes.guardctl(folder, "incidents", str(every_hang.run_dir))
+    # How the last one is told depends on when it was.
+    scenes.check("hangs at random steps", "guardctl incidents", printed, folder, until=f"^00{len(CASES) + 1}")
 
 
 def test_the_culprit_s_stack_shows_the_call_that_does_not_return(every_hang: Finished) -> None:

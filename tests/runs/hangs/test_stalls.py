@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from guardrun.supervisor.report.elements.quantities import parse_iso_time
-from tests.runs.runs import QUICK, RESUME, EdgeRuns, finish, only, own_lines, ranks_of
+from tests.runs.runs import QUICK, RESUME, EdgeRuns, check_show, finish, only, own_lines, ranks_of
+from tests.support import scenes
 from tests.support.guardrun_run import GuardrunRun
 from tests.support.waiting import wait_until
 
@@ -41,7 +42,9 @@ def test_a_stall_is_told_and_what_ends_by_itself_is_no_incident(edge: EdgeRuns) 
     assert 200 <= float(told[1]) <= 300
     assert (stall["place"], [one["rank"] for one in stall["who"]]) == ("stand_until_told (faults.py)", [1])
     assert 0 < stall["acts_in_s"] <= 300
-    assert "guardctl restart acts now" in run.guardctl("status", "latest")
+    printed = run.guardctl("status", "latest")
+    assert "guardctl restart acts now" in printed
+    scenes.check("stall that is told", "guardctl status", printed, edge.folder)
     os.close(os.open(edge.folder / "go", os.O_WRONLY))
     finished = finish(run)
     assert (finished.returncode, finished.incidents) == (0, [])
@@ -98,6 +101,7 @@ def test_with_defaults_a_deadlock_is_acted_on_once_it_is_proven(edge: EdgeRuns) 
     assert "and no thread is left that could release what it waits for" in incident["summary"]
     assert 14 <= parse_iso_time(incident["acted"]) - parse_iso_time(incident["onset"]) <= 60
     assert incident["resumed_from"]["step"] == 10
+    check_show("deadlock", finished, until="^Rank 0$")
 
 
 def test_a_thread_that_checks_the_others_health_is_no_training(edge: EdgeRuns) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.runs.runs import RESUME, EdgeRuns, finish, own_lines, ranks_of
+from tests.runs.runs import RESUME, EdgeRuns, check_show, finish, own_lines, ranks_of
 from tests.support.guardrun_run import GuardrunRun
 from tests.support.waiting import wait_until
 
@@ -32,6 +32,7 @@ def test_a_rank_is_named_where_that_can_be_told_and_a_difference_that_comes_agai
     finished = finish(run)
     assert finished.returncode == 0, finished
     found = diverged(run)
+    check_show("replicas that differ", finished, found["table"]["id"])
     assert {name: one["evidence"]["rerun"] for name, one in found.items()} == {
         name: {"attempt": 1, "equal_steps": [60, 70], "says": says}
         for name, says in zip(MODELS, ("rank", "once", "script"), strict=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.runs.runs import RESUME, EdgeRuns, own_lines, ranks_of
+from tests.runs.runs import RESUME, EdgeRuns, check_show, own_lines, ranks_of
 
 CONFIG = RESUME + '[guards]\nmemory = "save"\n[leaks]\nmemory_window_s = 1.5\n'
 STEPS, MIB, ROOM_MIB = 400, 2, 600
@@ -34,6 +34,7 @@ def test_it_is_saved_before_nothing_is_left_and_goes_on_from_there(edge: EdgeRun
     furthest = max(step for attempt, step in steps if attempt == 0)
     assert 100 < saved["step"] <= furthest < ROOM_MIB / MIB
     assert furthest - saved["step"] <= REDONE_S / STEP_S
+    check_show("save before memory runs out", finished, incident["id"])
     lines = own_lines(finished)
     for words in ("the ranks are asked to save", "restarting from it before memory runs out"):
         assert sum(f"incident {incident['id']}: " in line and words in line for line in lines) == 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.runs.runs import RESUME, EdgeRuns, own_lines, ranks_of
+from tests.runs.runs import RESUME, EdgeRuns, check_show, own_lines, ranks_of
 
 QUICK_STOP = RESUME + "[restart]\nstop_grace_s = 0.5\n[launcher]\nlinger_s = 0\n"
 
@@ -32,6 +32,7 @@ def test_a_step_that_stops_the_run_every_time_ends_it_as_poison(edge: EdgeRuns) 
     last = finished.incidents[-1]
     assert finished.returncode == 137
     assert [i["cause"] for i in finished.incidents] == ["killed"] * 3 + ["poison_step"]
+    check_show("poison step", finished, until="^Rank  Does")
     assert [i["action"] for i in finished.incidents] == ["restart"] * 3 + ["give_up"]
     assert (last["kind"], last["step"], ranks_of(last)) == ("hang", 14, [1])
     assert last["evidence"]["own_cause"] == "killed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 
-from tests.runs.runs import RESUME, EdgeRuns, only, own_lines
+from tests.runs.runs import RESUME, EdgeRuns, check_show, only, own_lines
 
 CONFIG = RESUME + '[guards]\nnumeric = "rollback"\n'
 BAD_SAMPLE = 261
@@ -26,6 +26,7 @@ def test_training_goes_on_from_the_newest_checkpoint_before_it(edge: EdgeRuns) -
     assert "as if it had not been: True" in finished.stdout
     assert any("back to a checkpoint from before step 67" in line for line in own_lines(finished))
     assert finished.summary is not None and finished.summary["outcome"] == "finished"
+    check_show("NaN", finished)
 
 
 def test_the_only_checkpoint_of_a_script_that_renames_it_and_saves_when_it_is_told_to_end(edge: EdgeRuns) -> None:

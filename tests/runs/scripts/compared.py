@@ -6,6 +6,7 @@ Usage: compared.py STEPS LR STOP; it ends when there is a file STOP.
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -38,3 +39,7 @@ while step < STEPS:
 while not os.path.exists(sys.argv[3]):
     time.sleep(0.05)
 dist.destroy_process_group()
+# As let_go of faults.py, which a copy of this script does not have beside it.
+stats = [task / "stat" for task in Path("/proc/self/task").iterdir() if "gloo" in (task / "comm").read_text()]
+while any(stat.read_text().rpartition(")")[2].split()[0] != "S" for stat in stats):
+    time.sleep(0.001)

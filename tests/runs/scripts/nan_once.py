@@ -10,12 +10,16 @@ import argparse
 import copy
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).parent))
+from faults import let_go
 
 STEPS, SAVE_EVERY, BAD_AT, STEP_S = 160, 20, 67, 0.02
 RANK, ATTEMPT = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -85,3 +89,4 @@ if RANK == 0:
     pairs = zip(inner.parameters(), alone.parameters(), strict=True)
     print("as if it had not been:", all(torch.allclose(*pair, atol=1e-4) for pair in pairs), flush=True)
 dist.destroy_process_group()
+let_go()

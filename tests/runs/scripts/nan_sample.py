@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +18,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+sys.path.insert(0, str(Path(__file__).parent))
+from faults import let_go
 
 SAMPLES, BATCH, EPOCHS, SAVE_EVERY, STEP_S = 480, 4, 1, 20, 0.02
 BAD_SAMPLE = 261
@@ -84,3 +88,4 @@ for epoch in range(done // an_epoch, EPOCHS if ATTEMPT else 1000):
 told = {"trained": trained, "checked": sorted(seen), "loss": float(loss), "step": step}
 Path(f"out/trained-{ATTEMPT}-{RANK}.json").write_text(json.dumps(told))
 dist.destroy_process_group()
+let_go()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -9,6 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+sys.path.insert(0, str(Path(__file__).parent))
+from faults import let_go
 
 dist.init_process_group("gloo")
 torch.manual_seed(1)
@@ -28,3 +32,4 @@ while True:
     if ends:
         break
 dist.destroy_process_group()
+let_go()

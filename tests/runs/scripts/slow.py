@@ -24,6 +24,7 @@ parser.add_argument("--eval-every", type=int, default=0, help="rank 0 evaluates 
 parser.add_argument("--log-s", type=float, default=0.0, help="rank 0 logs for so long in each step")
 parser.add_argument("--sample-s", type=float, default=0.0, help="what the data set takes to make a sample")
 parser.add_argument("--grow", default="", help="STEP:FACTOR: all ranks have so many times as much to do from then on")
+parser.add_argument("--end", type=Path, help="once it is there, this file holds the number of the last step")
 arguments = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -75,6 +76,8 @@ for step, batch in enumerate(torch.utils.data.DataLoader(Samples(), batch_size=8
     optimizer.zero_grad()
     model(batch).square().mean().backward()
     optimizer.step()
+    if arguments.end and arguments.end.exists() and step >= int(arguments.end.read_text()):
+        break
     if arguments.eval_every and step % arguments.eval_every == 0:
         if rank == 0:
             time.sleep(2.0)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+import sys
 import time
 from collections import OrderedDict
 from pathlib import Path
@@ -17,6 +18,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+
+sys.path.insert(0, str(Path(__file__).parent))
+from faults import let_go
 
 SAVE_AT, AT, STEP_S, ROWS = 30, 75, 0.05, 8
 RANK, ATTEMPT = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -70,3 +74,4 @@ while True:
         break
     time.sleep(STEP_S)
 dist.destroy_process_group()
+let_go()

@@ -17,7 +17,7 @@ from guardrun.supervisor.engine.model.events import RunContinued
 from guardrun.supervisor.report.elements.quantities import parse_iso_time
 from guardrun.supervisor.rundir.journal import read_lines
 from guardrun.supervisor.rundir.run_directory import read_run_file, write_run_file
-from tests.runs.runs import RESUME, EdgeRuns, check_dates, check_times, finish, log_of, only
+from tests.runs.runs import RESUME, EdgeRuns, check_dates, check_show, check_times, finish, log_of, only
 from tests.support.guardrun_run import Finished, GuardrunRun
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
@@ -113,6 +113,7 @@ def test_a_warning_saves_and_the_same_run_goes_on(edge: EdgeRuns) -> None:
     )
     assert again.returncode == 0
     assert f"starts at step {step} " in again.stdout
+    check_show("emergency checkpoint", again, "001")
     assert again.incidents[0]["recovered"] is not None
     assert again.incidents[0]["resumed_from"]["step"] == step
     assert [again.incidents[0][name] for name in ("onset", "detected")] == [incident["onset"], incident["detected"]]

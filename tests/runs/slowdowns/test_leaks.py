@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.runs.runs import SCRIPTS, EdgeRuns, finish, only, own_lines, ranks_of
+from tests.runs.runs import SCRIPTS, EdgeRuns, check_show, finish, only, own_lines, ranks_of
 from tests.support.waiting import wait_until
 
 WINDOWS = """
@@ -66,6 +66,7 @@ def test_a_rank_that_holds_more_and_more_memory_is_told_and_trains_on(edge: Edge
     assert "`guardctl memory 1`" in incident["advice"]
     assert (incident["kind"], incident["cause"], incident["action"]) == ("memory", "host_leak", "none")
     assert ranks_of(incident) == [1] and incident["attempt"] == 0
+    check_show("memory growth", finished)
     evidence = incident["evidence"]
     assert (evidence["part"], evidence["pid"]) == ("own", incident["culprits"][0]["pid"])
     assert 20 * 3600 * 0.5 < evidence["per_hour_bytes"] / (1 << 20) < 20 * 3600 * 1.2

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs.runs import EdgeRuns, finish
+from tests.runs.runs import EdgeRuns, check_show, finish
 from tests.sensors.nvml_stub import NvmlStub, build_library
 from tests.support.guardrun_run import GuardrunRun, clean_environment
 from tests.support.throttling import CAUSE, CONFIG, REFUSED, check_incident, give_gpus, throttle
@@ -68,6 +68,7 @@ def test_a_throttling_device_is_told_quarantined_and_released(edge: EdgeRuns, st
     assert finished.run_dir is not None
     check_incident(incident, finished.run_dir)
     assert re.match(rf"Rank 1 on {NODE}: GPU 1 .*; steps have taken [2-4]\.\d times as long", incident["summary"])
+    check_show("heat", finished, incident["id"])
     assert finished.returncode == 0 and "is put under quarantine: training goes on" in finished.stderr
     check_quarantine(edge, env)
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.runs import EdgeRuns, only, own_lines, ranks_of
+from tests.runs.runs import EdgeRuns, check_show, finish, only, own_lines, ranks_of
+from tests.support.waiting import wait_until
 
 WINDOWS = """
 [slowdown]
@@ -29,7 +30,13 @@ def runs(tmp_path: Path) -> Iterator[EdgeRuns]:
 
 def test_a_rank_that_becomes_slow_is_told_while_training_goes_on(runs: EdgeRuns) -> None:
     """Twice as long as the others: told before three windows are over. Long: what is usual is learned first."""
-    finished = runs.run("slow.py", "--steps=530", "--slow=2@380:0.09", config=LONG_WINDOWS, ranks=3, timeout_s=150)
+    end = runs.folder / "end"
+    run = runs.start("slow.py", "--steps=10000", "--slow=2@380:0.09", f"--end={end}", config=LONG_WINDOWS, ranks=3)
+    [told] = wait_until(run.incidents, 120, "an incident")
+    # The other ranks are a step away from this one, and a moment passes until it is known.
+    (runs.folder / "new").write_text(str(told["step"] + 20))
+    (runs.folder / "new").rename(end)
+    finished = finish(run)
     assert finished.returncode == 0, finished
     incident = only(finished)
     assert (incident["kind"], incident["cause"], incident["action"]) == ("slowdown", "straggler", "none")
@@ -39,6 +46,7 @@ def test_a_rank_that_becomes_slow_is_told_while_training_goes_on(runs: EdgeRuns)
     assert incident["evidence"]["others_own_s"] < incident["evidence"]["own_s"]["2"] / 1.75
     assert incident["attempt"] == 0 and incident["recovered"] is None
     assert incident["confidence"] == 0.7, "by brief windows: the run was over before three others were"
+    check_show("a straggler", finished)
 
 
 def test_ranks_that_have_always_been_unequal_are_left_alone(runs: EdgeRuns) -> None:
@@ -56,6 +64,8 @@ def test_slow_data_and_steps_that_grow_for_all_are_told_for_what_they_are(runs: 
     )
     assert finished.returncode == 0, finished
     data, drop = finished.incidents
+    check_show("slow data", finished, data["id"])
+    check_show("throughput drops", finished, drop["id"])
     assert (data["kind"], data["cause"], data["culprits"]) == ("slowdown", "dataloader_bound", [])
     assert 0.2 < data["evidence"]["share"] < 0.6
     assert (drop["kind"], drop["cause"], drop["culprits"]) == ("slowdown", "throughput_drop", [])
