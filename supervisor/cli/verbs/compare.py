@@ -6,6 +6,7 @@ import argparse
 import math
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
