@@ -176,6 +176,7 @@ def _diagnose(scope: Scope, given: to.DiagnoseArguments) -> Answer:
     told.next = []  # commands for a person; what follows here are tools
     print_diagnosis(out, told, looks, given.full)
     cause = f", {hints.cause_words(told.kind, told.cause)}" if told.cause else ""
+    cause = cause.replace(f", {told.verdict} (", " (")  # a hang is a hang
     named = hints.ranks_words(msgspec.to_builtins(told.culprits)) if told.cause else ""
     said = f"diagnose: {told.verdict}{cause}, {told.confidence:.0%} sure{named}."
     return _answer(said, out, hints.after_diagnosis(told.verdict, told.kind))

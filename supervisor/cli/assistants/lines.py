@@ -71,6 +71,8 @@ class Lines:
                 if not is_too_long:
                     _complain()
                 held, is_too_long = bytearray(), True
+        if held:  # the last line, whose end is that of all
+            self._hand_in(held.decode("utf-8", "replace"))
         self._have_done(self._end_in())
 
     def _hand_in(self, line: str) -> bool:
