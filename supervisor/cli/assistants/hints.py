@@ -27,6 +27,7 @@ _WHERE_TIME_WENT = (
     "round(sum(waiting_s)/sum(steps),4) AS waiting_s, round(sum(data_s)/sum(steps),4) AS data_s, "
     "round(sum(gc_s)/sum(steps),4) AS gc_s FROM steps GROUP BY rank ORDER BY work_s DESC"
 )
+_ISSUED = "SELECT rank, max(issued) AS issued, max(completed) AS completed FROM collectives GROUP BY rank"
 _MEMORY = (
     "SELECT rank, min(resident) AS least, max(resident) AS most, max(allocated) AS allocated, max(peak) AS peak "
     "FROM memory GROUP BY rank ORDER BY rank"
@@ -58,15 +59,19 @@ def ranks_words(culprits: Any) -> str:
     return f"; culprit{'s' if len(ranks) > 1 else ''}: rank{'s' if len(ranks) > 1 else ''} {rank_list(ranks[:64])}"
 
 
+def _query(sql: str) -> str:
+    return f'next: query {{"sql": "{sql}"}}'
+
+
 def after_diagnosis(verdict: str, kind: Any) -> list[str]:
     """What to ask after `diagnose`."""
     match verdict:
         case an.HANG | an.SUSPICIOUS:
-            return ["next: stacks has each rank's stack now; query on collectives, who has issued which call"]
+            return ["next: stacks has each rank's stack now", _query(_ISSUED)]
         case an.CRASHED:
             return ["next: incidents, and show with the last one: its traceback and its stacks"]
         case an.HEALTHY:
-            return [f"next, where it is slow: query {_WHERE_TIME_WENT}", "next: inspect has what ranks train with"]
+            return [f"where it is slow, {_query(_WHERE_TIME_WENT)}", "next: inspect has what ranks train with"]
         case an.FINISHED:
             return ["next: incidents has what happened on the way"]
         case _:
@@ -89,17 +94,19 @@ def after_incident(record: Mapping[str, Any]) -> list[str]:
         case "numeric" if step is not None:
             between = f"step BETWEEN {max(0, step - AROUND)} AND {step + AROUND}"
             return [
-                "next: query SELECT rank, first_step, step, loss, grad_norm, learning_rate, nonfinite, odd_step FROM "
-                f"metrics WHERE {between} ORDER BY step, rank",
-                "next: query SELECT rank, step, source, indices FROM batches has the samples around it",
+                _query(
+                    "SELECT rank, first_step, step, loss, grad_norm, learning_rate, nonfinite, odd_step FROM metrics "
+                    f"WHERE {between} ORDER BY step, rank"
+                ),
+                _query("SELECT rank, step, indices FROM batches WHERE source = 'odd' ORDER BY step, rank"),
             ]
         case "slowdown":
-            return [f"next: query {_WHERE_TIME_WENT}"]
+            return [_query(_WHERE_TIME_WENT)]
         case "memory":
-            return [f"next: query {_MEMORY}"]
+            return [_query(_MEMORY)]
         case "hang":
             return ["next, while it lasts: diagnose, and stacks"]
         case "node":
-            return ["next: query SELECT time, node, cause, summary, advice FROM node_findings ORDER BY at_s"]
+            return [_query("SELECT time, node, cause, summary, advice FROM node_findings ORDER BY at_s")]
         case _:
             return []

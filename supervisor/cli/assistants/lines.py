@@ -52,6 +52,11 @@ class Lines:
         """No more is going to be written; `is_over` once all has been."""
         self._out.close()
 
+    def close(self) -> None:
+        """Nobody waits for either end any more."""
+        self._in.close()
+        self._out_receive.close()
+
     # In threads -------------------------------------------------------------------------------------------------------
 
     def _read(self) -> None:

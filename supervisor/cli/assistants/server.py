@@ -172,6 +172,7 @@ async def _serve(folders: tuple[Path, ...], cwd: Path, may_act: bool, chars: int
         group.start_soon(_write, lines, said)
         await server.run(from_client, to_client, server.create_initialization_options())
         await lines.is_over.wait()
+    lines.close()
     return is_interrupted
 
 

@@ -21,10 +21,6 @@ class Arguments(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What a tool is given."""
 
 
-class NoArguments(Arguments):
-    """Nothing."""
-
-
 class RunsArguments(Arguments):
     """Of `runs`."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from guardrun.supervisor.cli.assistants.answers import CHARS
@@ -38,7 +39,9 @@ def _run(call: Call) -> int:
     folders = folders or (guard_dir(given.guard_dir, call.environ, call.cwd),)
     for folder in folders:
         if not folder.is_dir():
-            raise CtlError(f"no runs: {folder} is no folder (name the folder of runs: guardctl mcp DIR)")
+            if os.path.lexists(folder):
+                raise CtlError(f"{folder} is no folder of runs")
+            call.out.aside(f"{folder} does not exist yet: a run makes it; guardctl mcp DIR names another")
         if (folder / "run.json").exists():
             raise CtlError(f"{folder} is one run: name the folder that it lies in")
     try:

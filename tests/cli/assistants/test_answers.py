@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -23,7 +24,7 @@ from guardrun.supervisor.cli.assistants.answers import (
 from guardrun.supervisor.cli.assistants.calls import DO
 from guardrun.supervisor.cli.assistants.tools import TOOLS
 from guardrun.supervisor.diagnose.answer import VERDICTS
-from tests.cli.conftest import Ctl
+from tests.cli.conftest import Ctl, make_run
 
 
 @given(st.text())
@@ -140,7 +141,11 @@ def test_without_the_extra_it_says_what_to_install(ctl: Ctl, monkeypatch: pytest
 
 
 def test_what_is_wrong_on_the_command_line(ctl: Ctl) -> None:
-    ctl("mcp", "nowhere", code=1)
-    assert "nowhere is no folder" in ctl.err
+    Path("file").touch()
+    ctl("mcp", "file", code=1)
+    assert "file is no folder of runs" in ctl.err
+    make_run(Path("guardrun-runs"), "vocab-1")
+    ctl("mcp", "guardrun-runs/vocab-1", code=1)
+    assert "is one run: name the folder that it lies in" in ctl.err
     for chars in ("999", "100001", "x"):
         ctl("mcp", "--chars", chars, code=2)

@@ -16,6 +16,9 @@ import anyio
 import msgspec
 import pytest
 
+from guardrun.supervisor.cli.assistants.calls import Scope
+from guardrun.supervisor.cli.assistants.workers import MAX_WAITING
+from guardrun.supervisor.cli.base.verb import CtlError
 from guardrun.supervisor.report.incident import write_incident
 from guardrun.supervisor.rundir.run_directory import RUN_FILE
 from guardrun.supervisor.wire.control_messages import Answer
@@ -203,7 +206,12 @@ def test_no_tool_reads_what_lies_elsewhere(runs: Path, recorded: Path, tmp_path:
     (runs / "latest").symlink_to(elsewhere / "secret-run")
     names = ["away", "latest", str(elsewhere / "secret-run"), "../elsewhere/secret-run", "./guardrun-runs/away"]
     names += [f"{runs}/../elsewhere/secret-run", "a\0b", "x" * 4000, "linked-1/incidents", "~root", "/", ".."]
-    calls: list[tuple[str, dict[str, object]]] = [("status", {"run": name}) for name in names]
+    scope = Scope((runs,), os.environ, tmp_path)
+    for name in names:
+        with pytest.raises(CtlError) as refused:
+            scope.find(name)
+        assert SECRET not in str(refused.value)
+    calls: list[tuple[str, dict[str, object]]] = [("status", {"run": name}) for name in names[:3]]
     calls += [("show", {"run": "linked-1", "incident": number}) for number in ("9", "10", "last")]
     calls += [(tool, {"run": "linked-1"}) for tool in ("incidents", "status", "diagnose")]
     calls += [("query", {"run": "linked-1", "sql": f"SELECT * FROM {name}"}) for name in ("events", "incidents")]
@@ -212,7 +220,7 @@ def test_no_tool_reads_what_lies_elsewhere(runs: Path, recorded: Path, tmp_path:
         replies = client.calls(calls)
     for (tool, arguments), reply in zip(calls, replies, strict=True):
         assert SECRET not in reply.text, (tool, arguments, reply.text)
-    assert all(reply.is_error for reply in replies[: len(names) + 3]), replies
+    assert all(reply.is_error for reply in replies[:6]), replies
 
 
 def test_several_folders(runs: Path, tmp_path: Path) -> None:
@@ -224,17 +232,27 @@ def test_several_folders(runs: Path, tmp_path: Path) -> None:
     make_run(other, "two", created_wall_s=3.0)
     (other / "latest").unlink()
     (other / "latest").symlink_to("both")
+    scope = Scope((runs, other), os.environ, tmp_path)
+    assert [scope.find(name) for name in ("one", "two", "latest", "other/both", str(runs / "both"))] == [
+        runs / "one", other / "two", other / "both", other / "both", runs / "both",
+    ]  # fmt: skip
+    with pytest.raises(CtlError, match=f"2 folders have a run both; name one: {runs / 'both'}, {other / 'both'}"):
+        scope.find("both")
+    with pytest.raises(CtlError, match="no run three in"):
+        scope.find("three")
     with McpClient(str(runs), "other", cwd=tmp_path) as client:
-        listed, *found = client.calls(
-            [
-                ("runs", {}),
-                *[("status", {"run": name}) for name in ("one", "two", "latest", "both", str(other / "both"))],
-            ]
-        )
-    assert "runs: 4 of 4" in listed.text
-    assert [reply.is_error for reply in found] == [False, False, False, True, False]
-    assert f"2 folders have a run both; name one: {runs / 'both'}, {other / 'both'}" in found[3].text
-    assert found[2].text == found[4].text
+        assert "runs: 4 of 4" in client.call("runs").text
+
+
+def test_a_folder_that_a_run_will_make(tmp_path: Path) -> None:
+    with McpClient("later", cwd=tmp_path) as client:
+        assert client.call("runs").text.startswith("guardrun: runs: there are none.")
+        assert client.call("status").is_error
+        (tmp_path / "later").mkdir()
+        make_run(tmp_path / "later", "vocab-1")
+        assert "| vocab-1  " in client.call("runs").text
+        assert client.close() == 0
+        assert "later does not exist yet" in client.stderr()
 
 
 # The line -----------------------------------------------------------------------------------------------------------
@@ -281,6 +299,8 @@ def test_a_long_query_holds_up_nobody_and_ends_with_who_asked(recorded: Path, cl
     client.begin_call("query", {"sql": ENDLESS, "seconds": 30})
     wait_until(lambda: worker_of(client), 60, "another query")
     [left] = worker_of(client)
+    calls = [client.begin_call("query", {"sql": ENDLESS, "seconds": 30}) for _ in range(MAX_WAITING)]
+    assert f"{MAX_WAITING} calls have no answer yet" in client.reply(calls[-1]).text
     assert client.close() == 0
     assert not Path(f"/proc/{left}").exists()
 

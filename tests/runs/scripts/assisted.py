@@ -43,7 +43,8 @@ model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 64), nn.
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 torch.manual_seed(2 + RANK)
 samples = Samples()
-for batch in DataLoader(samples, 8, sampler=DistributedSampler(samples, shuffle=False)):
+loader = DataLoader(samples, 8, sampler=DistributedSampler(samples, shuffle=False))
+for batch in loader:
     if is_due("poison"):
         batch *= float("nan")  # noqa: PLW2901
     if is_due("wait"):
