@@ -33,6 +33,8 @@ from guardrun.supervisor.rundir.run_directory import list_runs
 
 MAX_SUMMARY = 16 << 20
 """Bytes of a summary.json, of which a list of runs needs a word."""
+NAME_MAX = 255
+"""limits.h: bytes of a file's name."""
 WHO = "by guardctl mcp"
 
 
@@ -56,7 +58,7 @@ class Scope(NamedTuple):
 
     def find(self, name: str) -> Path:
         """A run's folder, which lies in one of these. Raises CtlError."""
-        if not name.isprintable():
+        if not name.isprintable() or any(len(part.encode()) > NAME_MAX for part in name.split("/")):
             raise CtlError("no run has such a name")
         if "/" in name or name in (".", ".."):
             path = self._within((self.cwd / name).resolve())  # before anything is looked for there
