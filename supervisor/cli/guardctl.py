@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from guardrun import __version__
+from guardrun.supervisor.cli.assistants import verb as assistants
 from guardrun.supervisor.cli.base.output import Output, silence_stdout
 from guardrun.supervisor.cli.base.verb import NO, Call, CtlError, Verb
 from guardrun.supervisor.cli.verbs import (
@@ -62,6 +63,7 @@ VERBS: tuple[Verb, ...] = (
     order.UNHOLD,
     order.RESTART,
     order.CHECKPOINT,
+    assistants.VERB,
 )
 
 

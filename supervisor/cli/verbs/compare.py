@@ -6,6 +6,7 @@ import argparse
 import math
 import socket
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -38,19 +39,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(call: Call) -> int:
-    # Of no use to guardctl's other verbs.
-    from guardrun.supervisor.report.comparison.differences import compare_runs
-    from guardrun.supervisor.report.comparison.read_run import read_facts
-
     directory = guard_dir(call.arguments.guard_dir, call.environ, call.cwd)
     folders = [find_run(name, directory, call.cwd) for name in (call.arguments.a, call.arguments.b)]
-    if folders[0] == folders[1]:
-        raise CtlError(f"both are the same run, {folders[0]}: name two")
     node = call.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    a, b = (read_facts(folder, run := read_run(folder), is_alive(run, node)) for folder in folders)
-    if a.run_id == b.run_id:  # of two guard directories
-        a.run_id, b.run_id = f"{a.run_id} (A)", f"{b.run_id} (B)"
-    found = compare_runs(a, b)
+    a, b, found = compare_folders(folders[0], folders[1], node)
     path = call.cwd / call.arguments.html if call.arguments.html else None
     if path is not None:
         from guardrun.supervisor.report.comparison.comparison_page import comparison_html
@@ -60,10 +52,24 @@ def _run(call: Call) -> int:
         told = msgspec.to_builtins(found, str_keys=True)
         call.out.json(_plain({"a": _data(a), "b": _data(b), **told, "page": str(path) if path else None}))
         return OK
-    _print(call.out, a, b, found)
+    print_comparison(call.out, a, b, found)
     if path is not None:
         call.out.line(str(path))
     return OK
+
+
+def compare_folders(first: Path, second: Path, node: str) -> tuple[RunFacts, RunFacts, Comparison]:
+    """Two runs' facts, and what differs. node: this one's name. Raises CtlError."""
+    # Of no use to guardctl's other verbs.
+    from guardrun.supervisor.report.comparison.differences import compare_runs
+    from guardrun.supervisor.report.comparison.read_run import read_facts
+
+    if first == second:
+        raise CtlError(f"both are the same run, {first}: name two")
+    a, b = (read_facts(folder, run := read_run(folder), is_alive(run, node)) for folder in (first, second))
+    if a.run_id == b.run_id:  # of two guard directories
+        a.run_id, b.run_id = f"{a.run_id} (A)", f"{b.run_id} (B)"
+    return a, b, compare_runs(a, b)
 
 
 def _data(run: RunFacts) -> dict[str, Any]:
@@ -99,7 +105,8 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _print(out: Output, a: RunFacts, b: RunFacts, found: Comparison) -> None:
+def print_comparison(out: Output, a: RunFacts, b: RunFacts, found: Comparison) -> None:
+    """Print it for a person."""
     from guardrun.supervisor.report.comparison.differences import KINDS
 
     for name, run in (("A", a), ("B", b)):

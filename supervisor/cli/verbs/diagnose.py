@@ -111,7 +111,7 @@ def _node(call: Call) -> str:
 
 def _named(call: Call) -> DiagnosisResult:
     directory = guard_dir(call.arguments.guard_dir, call.environ, call.cwd)
-    return _of_run(call, find_run(call.arguments.run, directory, call.cwd))
+    return diagnose_run(call, find_run(call.arguments.run, directory, call.cwd))
 
 
 def _newest(call: Call) -> DiagnosisResult:
@@ -129,10 +129,10 @@ def _newest(call: Call) -> DiagnosisResult:
             continue
         alive = is_alive(run, node)
         if alive:
-            return _of_run(call, run_dir.resolve())
+            return diagnose_run(call, run_dir.resolve())
         if alive is None and not _is_ended(run_dir):
             try:
-                return _of_run(call, run_dir.resolve())
+                return diagnose_run(call, run_dir.resolve())
             except CtlError as error:
                 unseen[run_dir.resolve()] = _Unseen(run.node, error)
     jobs = find_jobs()
@@ -141,7 +141,7 @@ def _newest(call: Call) -> DiagnosisResult:
     run_dir = find_run(LATEST, directory, call.cwd)
     if run_dir in unseen:
         raise unseen[run_dir].error
-    return _of_run(call, run_dir)
+    return diagnose_run(call, run_dir)
 
 
 class _Unseen(NamedTuple):
@@ -173,7 +173,8 @@ def _is_ended(run_dir: Path) -> bool:
 # A guarded run -------------------------------------------------------------------------------------------
 
 
-def _of_run(call: Call, run_dir: Path) -> DiagnosisResult:
+def diagnose_run(call: Call, run_dir: Path) -> DiagnosisResult:
+    """The diagnosis of one run, live or over. Of the command line `gap` is read. Raises CtlError."""
     run = read_run(run_dir)
     alive = is_alive(run, _node(call))
     if alive is False or (alive is None and _is_ended(run_dir)):

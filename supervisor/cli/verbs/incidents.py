@@ -52,24 +52,26 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _show(call: Call) -> int:
-    record = _find(call)
-    if call.out.is_json:
-        call.out.json(record)
-    else:
-        _print(call.out, record, call.arguments.full)
-    return OK
-
-
-def _find(call: Call) -> dict[str, Any]:
     name: str = call.arguments.incident
     path = call.cwd / name
     folder = path.parent if path.name == "incident.json" else path
     if "/" in name or (folder / "incident.json").is_file():
-        record = read_json(folder / "incident.json")
-        if record is None:
+        found = read_json(folder / "incident.json")
+        if found is None:
             raise CtlError(f"no incident in {folder}: no incident.json that can be read")
-        return {**record, "folder": str(folder.resolve())}
-    run_dir = find_run(call.arguments.run, guard_dir(call.arguments.guard_dir, call.environ, call.cwd), call.cwd)
+        record = {**found, "folder": str(folder.resolve())}
+    else:
+        directory = guard_dir(call.arguments.guard_dir, call.environ, call.cwd)
+        record = find_incident(find_run(call.arguments.run, directory, call.cwd), name)
+    if call.out.is_json:
+        call.out.json(record)
+    else:
+        print_incident(call.out, record, call.arguments.full)
+    return OK
+
+
+def find_incident(run_dir: Path, name: str) -> dict[str, Any]:
+    """A run's incident, with its `folder`. name: its number (001 or 1), its folder's name, or last. Raises CtlError."""
     records = read_incidents(run_dir)
     if name == "last" and records:
         return records[-1]
@@ -82,7 +84,8 @@ def _find(call: Call) -> dict[str, Any]:
     raise CtlError(f"no incident {name} in run {run_dir.name}; {there}")
 
 
-def _print(out: Output, record: dict[str, Any], is_full: bool) -> None:
+def print_incident(out: Output, record: dict[str, Any], is_full: bool) -> None:
+    """Print it for a person, library frames too where is_full."""
     evidence = record.get("evidence") or {}
     culprits = ev.culprit_ranks(record)
     out.line(str(record.get("summary", "")), "bold")

@@ -52,20 +52,31 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(call: Call) -> int:
+    data, looks = ask_stacks(call)
+    if call.out.is_json:
+        call.out.json({**data, "groups": [group_data(group) for group in group_looks(looks)]})
+    else:
+        print_looks(call, data, looks)
+    return OK if looks else NO
+
+
+def ask_stacks(call: Call) -> tuple[dict[str, Any], list[RankLook]]:
+    """The supervisor's answer, and the looks in it. Raises CtlError."""
     rank: int | None = call.arguments.rank
     data = ask_run(call, "stacks", {"rank": rank}, STACKS_TIMEOUT_S)
     looks = _looks(data)
     if rank is not None and rank not in {look.global_rank for look in looks} and not data.get("missing"):
         raise CtlError(f"no rank {rank} is running")
-    if call.out.is_json:
-        call.out.json({**data, "groups": [group_data(group) for group in group_looks(looks)]})
-    else:
-        stacks = [stack for look in looks for stack in stacks_of(look)]
-        show = print_each if call.arguments.all or rank is not None else print_stacks
-        show(call.out, stacks, is_full=call.arguments.full, nodes=_nodes(data))
-        for missing, reason in sorted(data.get("missing", {}).items(), key=lambda item: int(item[0])):
-            call.out.line(f"Rank {missing}: {reason}", "yellow")
-    return OK if looks else NO
+    return data, looks
+
+
+def print_looks(call: Call, data: dict[str, Any], looks: list[RankLook]) -> None:
+    """Print what `ask_stacks` has answered."""
+    stacks = [stack for look in looks for stack in stacks_of(look)]
+    show = print_each if call.arguments.all or call.arguments.rank is not None else print_stacks
+    show(call.out, stacks, is_full=call.arguments.full, nodes=_nodes(data))
+    for missing, reason in sorted(data.get("missing", {}).items(), key=lambda item: int(item[0])):
+        call.out.line(f"Rank {missing}: {reason}", "yellow")
 
 
 def _nodes(data: dict[str, Any]) -> dict[int, str]:

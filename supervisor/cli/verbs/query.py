@@ -111,7 +111,7 @@ def _answer(call: Call, run_dir: Path, sql: str) -> int:
 
     run = read_run(run_dir)
     try:
-        told = _make(call, run_dir, run).answer(sql)
+        told = make_query(call, run_dir, run).answer(sql)
     except RefusedError as error:
         call.out.error(str(error))
         return USAGE
@@ -123,7 +123,8 @@ def _answer(call: Call, run_dir: Path, sql: str) -> int:
     return OK
 
 
-def _make(call: Call, run_dir: Path, run: RunFile) -> RunQuery:
+def make_query(call: Call, run_dir: Path, run: RunFile) -> RunQuery:
+    """A query of this run, with the bounds of the command line (`rows`, `timeout`)."""
     from guardrun.supervisor.query.bounds import Bounds
     from guardrun.supervisor.query.run_query import RunQuery
 

@@ -110,7 +110,7 @@ def _run(call: Call) -> int:
     if out.is_json:
         out.json(status)
     else:
-        out.print(_render(out, status))
+        out.print(render_status(out, status))
     return OK
 
 
@@ -122,11 +122,11 @@ def _watch(out: Output, run_dir: Path, node: str, every_s: float) -> int:
         while True:
             status = read_status(run_dir, node)
             if live is not None:
-                live.update(_render(out, status), refresh=True)
+                live.update(render_status(out, status), refresh=True)
             elif out.is_json:
                 out.json(status, is_line=True)
             else:
-                out.print(_render(out, status))
+                out.print(render_status(out, status))
             if status["state"] in _OVER:
                 return OK
             time.sleep(every_s)
@@ -137,7 +137,8 @@ def _watch(out: Output, run_dir: Path, node: str, every_s: float) -> int:
             live.stop()
 
 
-def _render(out: Output, status: dict[str, Any]) -> RenderableType:
+def render_status(out: Output, status: dict[str, Any]) -> RenderableType:
+    """What `read_status` answers, for a person."""
     parts: list[RenderableType] = [_head(status)]
     nodes = status.get("nodes") or []
     if nodes:

@@ -35,7 +35,7 @@ def print_answer(out: Output, form: str, told: QueryResult, about: dict[str, Any
     if form == JSON:
         out.json({**about, **_data(answer), "is_cut": answer.is_cut, "as_of": told.as_of, "notes": notes})
     elif form == CSV:
-        out.text(_csv(answer))
+        out.text(csv_text(answer))
     else:
         _print_table(out, answer)
     for note in notes:
@@ -71,7 +71,7 @@ def _plain(cell: Any) -> Any:
     return str(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell
 
 
-def _csv(answer: Answer) -> str:
+def csv_text(answer: Answer) -> str:
     """With a line of names; NULL is an empty cell."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")

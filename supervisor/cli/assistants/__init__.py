@@ -1,0 +1,1 @@
+"""guardctl's questions as tools for an assistant: Model Context Protocol, over standard input and output."""
