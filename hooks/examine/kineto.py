@@ -78,8 +78,8 @@ def find_obstacle(rank: Rank, torch: Any) -> str:
         return OWN_PROFILER
     if _open:
         return (
-            f"when it was profiled before, {_open[0][:80]!r} was under way, which the script has named: if it ends while "
-            "the profiler is on once more, torch crashes"
+            f"when it was profiled before, {_open[0][:80]!r} was under way, which the script has named: if that ends "
+            "while the profiler is on once more, torch crashes"
         )
     for name, why in OTHERS.items():
         if os.environ.get(name):

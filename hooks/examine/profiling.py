@@ -141,6 +141,8 @@ class Profiling:
             return  # of several optimizers: the step goes on
         now_ns = monotonic_ns()
         took_ns, step = now_ns - self._last_ns, rank.step_now()
+        if self._steps:  # of a second training the board does not count the first steps
+            step = max(step, self._steps[-1][0] + 1)
         if self._state is WAITING:
             self._state = PLAIN
         elif self._state is PLAIN:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from guardrun.supervisor.rundir.profiles import Breakdown, ProfileSummary, write_summary
+
+
+class ProfileRequest(NamedTuple):
+    """What was asked for."""
+
+    number: int
+    """In this run; its folder is there."""
+    attempt: int
+    at_s: float
+    """When it is answered, in the engine's seconds."""
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -26,17 +36,9 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 def keep_profiles(
-    run_dir: Path,
-    number: int,
-    answers: dict[int, dict[str, Any]],
-    nodes: dict[int, str],
-    attempt: int,
-    at_s: float,
+    run_dir: Path, request: ProfileRequest, answers: dict[int, dict[str, Any]], nodes: dict[int, str]
 ) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
-    """Write what ranks' profiles come to. Answers what is said of each, and why others are not kept.
-
-    number: of the request, whose folder is there.
-    """
+    """Write what ranks' profiles come to. Answers what is said of each, and why others are not kept."""
     kept: dict[int, dict[str, Any]] = {}
     missing: dict[int, str] = {}
     for rank, answer in sorted(answers.items()):
@@ -49,11 +51,11 @@ def keep_profiles(
             continue
         start_ns, stop_ns, export_ns = told.held_ns
         summary = ProfileSummary(
-            number=number,
+            number=request.number,
             rank=rank,
             node=nodes.get(rank, ""),
-            attempt=attempt,
-            at_s=at_s,
+            attempt=request.attempt,
+            at_s=request.at_s,
             steps=[(step, took_ns / 1e9) for step, took_ns in told.steps],
             wanted=told.wanted,
             plain_s=told.plain_ns / 1e9,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from guardrun.hooks.wire.examinations import MAX_SECONDS, PROFILE, STOP
 from guardrun.supervisor.daemon.module_traces import MODULES, answer_bytes, keep_traces
-from guardrun.supervisor.daemon.profiles import keep_profiles
+from guardrun.supervisor.daemon.profiles import ProfileRequest, keep_profiles
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.frames import rank_list
@@ -158,7 +158,7 @@ class RankQuestions:
         def work() -> None:
             if asking.what == PROFILE:
                 number = asking.arguments["number"]
-                kept, missing = keep_profiles(node.run_dir, number, told, nodes, asking.attempt, at_s)
+                kept, missing = keep_profiles(node.run_dir, ProfileRequest(number, asking.attempt, at_s), told, nodes)
             else:
                 number, kept, missing = keep_traces(node.run_dir, told, nodes, asking.attempt, at_s)
             answer = _answer(kept, {**silent, **missing}, nodes, number=number)

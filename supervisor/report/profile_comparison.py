@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import median_low
+from typing import NamedTuple
 
 import msgspec
 
@@ -62,6 +63,16 @@ class Since(msgspec.Struct, frozen=True, kw_only=True):
     step: Change
     parts: list[Change]
     operators: list[Change]
+
+
+class Shown(NamedTuple):
+    """Profiles of one request, one at least, and what they are held against."""
+
+    summaries: list[ProfileSummary]
+    beside: Beside | None
+    since: Since | None
+    missing: dict[int, str]
+    """Why ranks have none."""
 
 
 def own_s(summary: ProfileSummary) -> float:
@@ -162,8 +173,8 @@ def describe(summary: ProfileSummary) -> list[str]:
     if found.communication_s > 0:
         share = found.hidden_s / found.communication_s
         sentences.append(
-            f"Communication was under way for {milliseconds(summary.per_step(found.communication_s))} a step, waiting for "
-            f"other ranks included; {share:.0%} of it was hidden behind computing."
+            f"Communication was under way for {milliseconds(summary.per_step(found.communication_s))} a step, waiting "
+            f"for other ranks included; {share:.0%} of it was hidden behind computing."
         )
     if found.where == "host":
         sentences.append(
@@ -178,8 +189,8 @@ def describe(summary: ProfileSummary) -> list[str]:
         sentences.append(f"The trace was not read to its end: {found.trouble}.")
     start_s, stop_s, export_s = summary.held_s
     sentences.append(
-        f"The rank was held up for {start_s + stop_s + export_s:.2g} s: {start_s:.2g} to put the profiler on, {stop_s:.2g} "
-        f"to take it off, {export_s:.2g} to write {found.events:,} events."
+        f"The rank was held up for {start_s + stop_s + export_s:.2g} s: {start_s:.2g} to put the profiler on, "
+        f"{stop_s:.2g} to take it off, {export_s:.2g} to write {found.events:,} events."
     )
     return sentences
 

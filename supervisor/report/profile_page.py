@@ -11,7 +11,7 @@ from guardrun.supervisor.report.profile_comparison import (
     PARTS,
     Beside,
     Change,
-    Since,
+    Shown,
     describe,
     describe_beside,
     describe_since,
@@ -25,14 +25,9 @@ MAX_RANKS = 64
 TOP = 20
 
 
-def profile_html(
-    run_id: str,
-    summaries: Sequence[ProfileSummary],
-    beside: Beside | None,
-    since: Since | None,
-    missing: dict[int, str],
-) -> str:
-    """The page. summaries: of one request, one at least."""
+def profile_html(run_id: str, shown: Shown) -> str:
+    """The page."""
+    summaries, beside, since, missing = shown
     parts: dict[str, Callable[[], Any]] = {
         "bars": lambda: [_bar(one) for one in summaries[:MAX_RANKS]],
         "shares": lambda: _shares(summaries[:MAX_RANKS]),
@@ -66,7 +61,8 @@ def headline(summaries: Sequence[ProfileSummary], beside: Beside | None) -> str:
         for part in PARTS
     }
     most = sorted(parts, key=lambda part: -parts[part])[:2]
-    words = f"A step takes {milliseconds(step_s)}: {parts[most[0]]:.0%} {NAMES[most[0]]}, {parts[most[1]]:.0%} {NAMES[most[1]]}."
+    told = ", ".join(f"{parts[part]:.0%} {NAMES[part]}" for part in most)
+    words = f"A step takes {milliseconds(step_s)}: {told}."
     return f"{words} {describe_beside(beside)}" if beside and beside.is_slower else words
 
 

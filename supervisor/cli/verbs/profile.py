@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from guardrun.supervisor.cli.base.verb import (
 from guardrun.supervisor.cli.verbs.trace import parse_ranks
 from guardrun.supervisor.cli.views.profile_view import print_profiles
 from guardrun.supervisor.engine.observation.frames import rank_list
-from guardrun.supervisor.report.profile_comparison import compare_since, put_beside
+from guardrun.supervisor.report.profile_comparison import Shown, Since, compare_since, put_beside
 from guardrun.supervisor.rundir.profiles import PAGE, ProfileSummary, folder_of, list_profiles, read_summaries
 
 STEPS, SECONDS, TOP = 5, 60.0, 12
@@ -111,32 +110,33 @@ def _show(call: Call, number: int | None, missing: dict[int, str]) -> int:
     shown = [one for one in kept if wanted is None or one.rank in wanted]
     if not shown:
         raise CtlError(f"that profile has none of these ranks: it is of rank {rank_list([one.rank for one in kept])}")
-    beside, since = put_beside(shown), None
-    earlier = [one for one in reversed(list_profiles(run_dir)) if one < kept[0].number]
-    for other in earlier:
-        if (before := list(read_summaries(run_dir, other, is_anybodys()))) and (
-            since := compare_since(before, shown)
-        ) is not None:
-            break
-    page = _write_page(call, run_dir, shown, beside, since, missing) if is_new or call.arguments.output else None
+    found = Shown(shown, put_beside(shown), _since(run_dir, shown), missing)
+    page = _write_page(call, run_dir, found) if is_new or call.arguments.output else None
     if call.out.is_json:
         call.out.json(
             {
                 "number": kept[0].number,
                 "ranks": {str(one.rank): _data(one) for one in shown},
                 "missing": _by_text(missing),
-                "beside": msgspec.to_builtins(beside),
-                "since": msgspec.to_builtins(since),
+                "beside": msgspec.to_builtins(found.beside),
+                "since": msgspec.to_builtins(found.since),
                 "page": str(page) if page else None,
             }
         )
     else:
-        print_profiles(call.out, shown, beside, since, max(1, call.arguments.top))
-        call.out.line()
+        print_profiles(call.out, found, max(1, call.arguments.top))
         if page is not None:
             call.out.line(f"page: {page}")
-        print_missing(call.out, missing)
     return OK
+
+
+def _since(run_dir: Path, shown: list[ProfileSummary]) -> Since | None:
+    """What is different from the newest of the earlier ones that has some of these ranks."""
+    for number in reversed(list_profiles(run_dir)):
+        before = list(read_summaries(run_dir, number, is_anybodys())) if number < shown[0].number else []
+        if before and (since := compare_since(before, shown)) is not None:
+            return since
+    return None
 
 
 def _read(run_dir: Path, number: int | None) -> list[ProfileSummary]:
@@ -147,20 +147,18 @@ def _read(run_dir: Path, number: int | None) -> list[ProfileSummary]:
     return []
 
 
-def _write_page(
-    call: Call, run_dir: Path, shown: Sequence[ProfileSummary], beside: Any, since: Any, missing: dict[int, str]
-) -> Path | None:
+def _write_page(call: Call, run_dir: Path, shown: Shown) -> Path | None:
     """Where the page is; None where root may not write it into somebody else's run."""
     from guardrun.supervisor.report.profile_page import profile_html
 
     if call.arguments.output:
         path = Path(call.cwd, call.arguments.output)
     else:
-        path = folder_of(run_dir, shown[0].number) / PAGE
+        path = folder_of(run_dir, shown.summaries[0].number) / PAGE
         if is_anybodys() and (whose := run_dir.stat().st_uid) != os.geteuid():
             call.out.aside(f"{run_dir} is {name_user(whose)}'s: root writes no page there (--output FILE)")
             return None
-    html = profile_html(run_dir.name, shown, beside, since, missing)
+    html = profile_html(run_dir.name, shown)
     write_named(path, html.encode("utf-8", "replace"))
     return path
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from guardrun.supervisor.cli.base.asking import print_missing
 from guardrun.supervisor.cli.base.output import Output
 from guardrun.supervisor.report.profile_comparison import (
     NAMES,
     PARTS,
-    Beside,
     Change,
-    Since,
+    Shown,
     describe,
     describe_beside,
     describe_since,
@@ -25,10 +25,9 @@ WIDE = 100
 SHORT = {"matmul": "matmul", "other": "other", "communication": "comm", "memory": "memory", "idle": "idle"}
 
 
-def print_profiles(
-    out: Output, summaries: Sequence[ProfileSummary], beside: Beside | None, since: Since | None, top: int
-) -> None:
+def print_profiles(out: Output, shown: Shown, top: int) -> None:
     """Print one request's."""
+    summaries, beside, since, missing = shown
     _print_shares(out, summaries)
     if beside is not None:
         out.line(describe_beside(beside), "bold" if beside.is_slower else "")
@@ -39,6 +38,8 @@ def print_profiles(
         _print_changes(out, f"profile {since.number}", "now", since.parts, since.operators)
     for summary in summaries:
         _print_rank(out, summary, top)
+    out.line()
+    print_missing(out, missing)
 
 
 def _print_shares(out: Output, summaries: Sequence[ProfileSummary]) -> None:
