@@ -39,7 +39,7 @@ def test_training_and_what_the_script_does_go_on_as_without(bed: Bed, tmp_path: 
     assert "'epoch 3' was under way" in told["named"] and "torch crashes" in told["named"]
 
 
-@pytest.mark.parametrize(("how", "status", "says"), [("exit", 3, ""), ("raise", 1, "KeyError: \"the script's own\"")])
+@pytest.mark.parametrize(("how", "status", "says"), [("exit", 3, ""), ("raise", 1, 'KeyError: "the script\'s own"')])
 def test_a_script_that_ends_while_the_profiler_is_on_ends_as_it_would(
     bed: Bed, how: str, status: int, says: str
 ) -> None:
@@ -60,10 +60,10 @@ def test_what_is_refused(rank: Rank, arguments: dict[str, Any]) -> None:
 class _Torch:
     """As much of it as is asked for graphs."""
 
-    class version:  # noqa: N801  # as torch has it
+    class version:  # as torch has it
         cuda = "12.4"
 
-    class autograd:  # noqa: N801
+    class autograd:
         @staticmethod
         def _profiler_enabled() -> bool:
             return False
