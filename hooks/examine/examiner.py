@@ -14,6 +14,7 @@ from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import (
     MAX_REQUEST_BYTES,
     PROFILE,
+    SNAPSHOT,
     answer_name,
     read_whole,
     request_name,
@@ -49,6 +50,12 @@ def _profile(rank: Rank, arguments: dict[str, Any]) -> Examination:
     return Profiling(rank, arguments)
 
 
+def _snapshot(rank: Rank, arguments: dict[str, Any]) -> Examination:
+    from guardrun.hooks.examine.device_snapshot import DeviceSnapshot
+
+    return DeviceSnapshot(rank, arguments)
+
+
 def _state(rank: Rank, arguments: dict[str, Any]) -> Examination:
     from guardrun.hooks.examine.inspection import Inspection
 
@@ -59,6 +66,7 @@ KINDS: dict[str, Callable[[Rank, dict[str, Any]], Examination]] = {
     "allocations": _allocations,
     "modules": _modules,
     PROFILE: _profile,
+    SNAPSHOT: _snapshot,
     "state": _state,
 }
 """What may be asked for."""

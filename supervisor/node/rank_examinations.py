@@ -18,11 +18,13 @@ from typing import Any
 from guardrun.hooks.wire.board import Field, Milestone
 from guardrun.hooks.wire.examinations import (
     PROFILE,
+    SNAPSHOT,
     STOP,
     answer_name,
     max_bytes,
     read_whole,
     request_name,
+    snapshot_name,
     stop_name,
     write_whole,
 )
@@ -35,6 +37,7 @@ from guardrun.supervisor.engine.model.events import Rank
 from guardrun.supervisor.node.rank_collection import RankContext
 from guardrun.supervisor.node.rank_profiles import RankProfiles
 from guardrun.supervisor.node.rank_recordings import RankRecordings
+from guardrun.supervisor.rundir.snapshots import keep_snapshot
 
 FLAME = "flame"
 """What is not asked of the rank itself."""
@@ -219,6 +222,9 @@ class RankExaminations:
 
         def work() -> dict[str, Any]:
             answer = read_whole(str(path), asked.number, max_bytes(asked.what))
+            if asked.what == SNAPSHOT and isinstance(told := answer.get("told"), dict):
+                snapshot = self._path(snapshot_name(asked.attempt, asked.rank.global_rank))
+                told |= keep_snapshot(self._node.run_dir, snapshot, asked.rank.global_rank)
             if isinstance(told := answer.get("told"), dict):
                 name_functions(told, cwd)
                 if isinstance(variables := told.get("environment"), dict):

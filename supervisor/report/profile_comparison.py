@@ -210,7 +210,7 @@ def describe_beside(found: Beside) -> str:
     more = max(own, key=lambda one: one.difference_s)
     return (
         f"Rank {found.slowest} does more by itself than rank {found.median}{', the median one' * (found.ranks > 2)}: "
-        f"{signed(sum(one.difference_s for one in own))} a step, most of it {more.name} ({signed(more.difference_s)})."
+        f"{signed(sum(one.difference_s for one in own))} a step, above all {more.name} ({signed(more.difference_s)})."
     )
 
 
@@ -223,15 +223,17 @@ def describe_since(found: Since) -> str:
     most = max(found.parts, key=lambda one: one.difference_s * (1 if change > 0 else -1))
     return (
         f"A step takes {abs(change):.0%} {'longer' if change > 0 else 'less'} than in profile {found.number} "
-        f"({milliseconds(step.before_s)}, now {milliseconds(step.after_s)}), most of it {most.name} "
+        f"({milliseconds(step.before_s)}, now {milliseconds(step.after_s)}), above all {most.name} "
         f"({signed(most.difference_s)})."
     )
 
 
 def milliseconds(seconds: float) -> str:
-    """`12.3 ms`."""
+    """`12.3 ms`; `120 µs`."""
     value = seconds * 1e3
-    return f"{value:,.0f} ms" if value >= 1000 else f"{value:.3g} ms"
+    if value >= 1000:
+        return f"{value:,.0f} ms"
+    return f"{value:.3g} ms" if value >= 1 or not value else f"{1e3 * value:.3g} µs"
 
 
 def signed(seconds: float) -> str:

@@ -82,7 +82,7 @@ def _bar(summary: ProfileSummary) -> tuple[str, list[tuple[str, float, float, st
 
 
 def _shares(summaries: Sequence[ProfileSummary]) -> Table | None:
-    headings = ["Rank", "Step", *(NAMES[part][:1].upper() + NAMES[part][1:] for part in PARTS), "Hidden"]
+    headings = ["Rank", "Step", "Matmul", "Other", "Comm.", "Memory", "Idle", "Hidden"]
     rows = []
     for one in summaries:
         found = one.breakdown

@@ -74,7 +74,7 @@ def test_tables_and_page_of_this_request(ctl: Ctl, profiled: FakeSupervisor, run
     assert rows[0] == ["Rank", "Step", "matmul", "other", "comm", "memory", "idle", "hidden"]
     assert ["0", "100", "ms", "50%", "10%", "30%", "5%", "5%", "25%"] in rows
     assert (
-        "Rank 1 does more by itself than rank 0, the median one: " in out and "most of it matrix multiplication" in out
+        "Rank 1 does more by itself than rank 0, the median one: " in out and "above all matrix multiplication" in out
     )
     assert "than in profile 1" in out or "as long as in profile 1" in out
     assert "Rank 0 on node-a: steps 7 to 8, 100 ms each (50 ms without the profiler)" in out
