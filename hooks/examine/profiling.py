@@ -89,8 +89,9 @@ class Profiling:
         recorder, is_late = self._recorder, now_ns >= self.ends_ns
         if not recorder.is_on:
             if is_late:
+                self._why = self._why or "no optimizer's step ended on the thread that trains"
                 self.end()
-                raise ValueError(self._why or "no optimizer's step ended on the thread that trains")
+                raise ValueError(self._why)
             self._rank.pace.quiet_until = 0
             return None
         lasts_ns = now_ns - self._last_ns

@@ -175,6 +175,13 @@ def no_python() -> None:
     assert not profiler._is_profiler_enabled  # the answer's thread had it taken off here, with the next line
 
 
+def no_step() -> None:
+    one = ask(seconds=10)
+    told["no step"] = answer(one, one.ends_ns)
+    Training().step(4)
+    assert not profiler._is_profiler_enabled
+
+
 def compiled() -> None:
     training = Training()
     training.model.compile(backend="eager")
@@ -255,7 +262,7 @@ def named() -> None:
 
 
 ALL: tuple[Callable[[], None], ...] = (
-    bits, own_before, own_meanwhile, own_in_a_thread, fork, long_step, no_python, compiled, several_optimizers, capture,
+    bits, own_before, own_meanwhile, own_in_a_thread, fork, long_step, no_python, no_step, compiled, several_optimizers, capture,
     no_room, full, named,
 )  # fmt: skip
 
