@@ -93,7 +93,7 @@ class DeviceSnapshot:
 def find_memory(torch: Any) -> Any:
     """The module of a device that is in use whose allocator keeps a history; None: there is none."""
     for kind in KINDS:
-        module = getattr(torch, kind, None)
+        module: Any = getattr(torch, kind, None)
         memory = getattr(module, "memory", None)
         if hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot") and module.is_initialized():
             return memory

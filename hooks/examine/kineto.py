@@ -50,8 +50,6 @@ SAFE_CUDA = (12, 6)
 """Before, CUPTI breaks graphs that were captured once it is taken off (torch/profiler/profiler.py, start_trace)."""
 WAIT_S = 10.0
 """How long a thread of the script that begins to profile waits for ours to be taken off."""
-OPEN = b'"finished": false'
-"""What the trace says of an event that had not ended; …"""
 ALLOCATED = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
 )  # fmt: skip
@@ -60,7 +58,7 @@ PASSING = re.compile(
     r"Optimizer\.|ProfilerStep#|aten::|autograd::|torch::autograd::|c10d::|DistributedDataParallel\.|enumerate\(DataLoader"
     r"|FSDP|\w+Backward\d*$|guardrun\.|\w+:_?(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|reduce)"
 )
-"""… and of which names it is known that it soon does."""
+"""What has not ended when the profiler is taken off ends then, to torch: names of what does so soon in fact."""
 _CAPTURES = int(Field.CAPTURES)
 
 _open: list[str] = []
@@ -90,20 +88,13 @@ def find_obstacle(rank: Rank, torch: Any) -> str:
     return ""
 
 
-def note_open(path: str) -> None:
-    """Remember what had not ended, by the trace that torch has written. Raises OSError."""
-    before = b""
-    with open(path, "rb") as file:
-        while chunk := file.read(1 << 20):
-            text = before + chunk
-            at = text.find(OPEN)
-            while at >= 0:
-                began = text.rfind(b'"name": "', 0, at) + 9
-                name = text[began : text.find(b'"', began)].decode("utf-8", "replace")
-                if not PASSING.match(name) and len(_open) < MAX_OPEN:
-                    _open.append(name)
-                at = text.find(OPEN, at + 1)
-            before = text[max(text.rfind(OPEN) + len(OPEN), len(text) - 65536) :]
+def note_open(events: list[Any]) -> None:
+    """Remember what had not ended when the profiler was taken off. events: all that it has recorded."""
+    ends = [event.start_ns() + event.duration_ns() for event in events]
+    last = max(ends, default=0)
+    for event, end in zip(events, ends, strict=True):
+        if end == last and len(_open) < MAX_OPEN and not PASSING.match(name := str(event.name())):
+            _open.append(name)
 
 
 class _Allocated(ctypes.Structure):
@@ -254,7 +245,8 @@ class Recorder:
                 sleep(0.005)
 
     def _at_exit(self) -> None:
-        self.lose("the script has ended")
+        if self._session is not None:  # whatever it is at: left on, it would end the process by a fault
+            self._on_lost("the script has ended")
 
     def before_fork(self) -> None:
         """The thread that asks is about to fork."""

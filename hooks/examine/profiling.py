@@ -24,6 +24,7 @@ from _thread import allocate_lock, get_ident
 from time import monotonic_ns
 
 from guardrun.hooks.examine.kineto import Recorder, find_obstacle, note_open, read_allocated
+from guardrun.hooks.patches.device_memory import find_device
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import MAX_PROFILED_S, MAX_PROFILED_STEPS, STEP_MARK, profile_name
@@ -77,6 +78,8 @@ class Profiling:
         self._allocated = 0
         """By C and C++, when the profiler had been put on."""
         self._results: Any = None
+        self._uses = ""
+        """The kind of device that it trains on; empty: none."""
         self._recorder = Recorder(rank, torch, self._on_lost)
         counter.watch(self._on_step, is_every=True)
 
@@ -126,8 +129,7 @@ class Profiling:
         try:
             self._end_step(optimizer)
         except Exception as error:
-            self._why = f"{type(error).__name__}: {error}"[:300]
-            self._finish(self._recorder.stop())
+            self._finish(self._recorder.stop(), f"{type(error).__name__}: {error}"[:300])
         finally:
             self._lock.release()
 
@@ -148,6 +150,8 @@ class Profiling:
             self._state = PLAIN
         elif self._state is PLAIN:
             self._plain_ns = took_ns
+            kind, index = find_device(self._torch, optimizer)
+            self._uses = kind if index >= 0 else ""
             self._begin()
         else:
             self._recorder.mark(f"{STEP_MARK}{step}")
@@ -168,22 +172,24 @@ class Profiling:
         self._recorder.start()
         self._state, self._allocated = FIRST, read_allocated()
 
-    def _finish(self, results: Any) -> None:
-        """Nothing is recorded any more: this is all."""
+    def _finish(self, results: Any, why: str = "") -> None:
+        """Nothing is recorded any more: this is all. why: it was ended before its time."""
         if self._state in (DONE, OVER):
             return
         self._counter.watch(None)
         self._results = results
         has_some = results is not None and self._steps
-        self._why = self._why or ("" if has_some else "nothing was recorded")
+        self._why = why or ("" if has_some else self._why or "nothing was recorded")
         self._state = DONE if has_some else OVER
 
     def _on_lost(self, why: str) -> None:
         """It has to be taken off now."""
         results = self._recorder.stop()
-        self._why = why
-        self._finish(results)
-        if self._state is OVER and not self._steps:
+        is_told = self._state is not OVER
+        self._finish(results, why)
+        if self._state is OVER and results is not None:  # nobody will look at it any more
+            note_open(results.events())
+        if self._state is OVER and is_told:
             self._why = f"no step could be profiled from first to last: {why}"
 
     # The answer ----------------------------------------------------------------------------------------------------
@@ -192,9 +198,10 @@ class Profiling:
         rank, recorder = self._rank, self._recorder
         results, self._results = self._results, None
         path = os.path.join(rank.sockets, profile_name(rank.attempt, rank.global_rank))
-        events = len(results.events())
+        events = results.events()
+        note_open(events)
         found = os.statvfs(rank.sockets)
-        needed = events * EVENT_BYTES + SPARE_BYTES
+        needed = len(events) * EVENT_BYTES + SPARE_BYTES
         if found.f_bavail * found.f_frsize < needed:
             raise ValueError(f"{rank.sockets} has less than the {needed >> 20} MB of room that the trace may take")
         if os.path.lexists(path):
@@ -204,14 +211,13 @@ class Profiling:
         export_ns = monotonic_ns() - began_ns
         if not os.path.isfile(path):
             raise ValueError("torch did not write the trace: the rank's stderr says why")
-        note_open(path)
         return {
             "steps": self._steps,
             "wanted": self._wanted,
             "plain_ns": self._plain_ns,
             "held_ns": [recorder.start_ns, recorder.stop_ns, export_ns],
-            "events": events,
-            "device": recorder.device,
+            "events": len(events),
+            "unrecorded": "" if recorder.device else self._uses[:40],
             "torch": str(self._torch.__version__)[:80],
             "why": self._why,
         }

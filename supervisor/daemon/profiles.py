@@ -32,6 +32,7 @@ class _Told(msgspec.Struct, frozen=True):
     trace_bytes: int
     trace_trouble: str
     torch: str = ""
+    unrecorded: str = ""
     why: str = ""
 
 
@@ -61,6 +62,7 @@ def keep_profiles(
             plain_s=told.plain_ns / 1e9,
             held_s=(start_ns / 1e9, stop_ns / 1e9, export_ns / 1e9),
             torch=told.torch,
+            unrecorded=told.unrecorded,
             why=told.why,
             trace=told.trace,
             trace_bytes=told.trace_bytes,

@@ -177,8 +177,11 @@ def describe(summary: ProfileSummary) -> list[str]:
             f"for other ranks included; {share:.0%} of it was hidden behind computing."
         )
     if found.where == "host":
+        sentences.append("Idle is when no operator ran: Python between them, autograd's own, data, waiting.")
+    if summary.unrecorded:
         sentences.append(
-            "No device was recorded. Idle is when no operator ran: Python between them, autograd's own, data, waiting."
+            f"torch {summary.torch} can't record its device ({summary.unrecorded}): these are times in which the host "
+            "launched work there, or waited for it."
         )
     if count < summary.wanted:
         sentences.append(

@@ -82,6 +82,8 @@ class ProfileSummary(msgspec.Struct, frozen=True, kw_only=True):
     held_s: tuple[float, float, float]
     """How long the rank was held up: to put the profiler on, to take it off, and to write the trace."""
     torch: str = ""
+    unrecorded: str = ""
+    """The kind of device that it trains on, where torch can't record that; empty: it can, or there is none."""
     why: str = ""
     """Why it ended earlier."""
     trace: str = ""

@@ -27,7 +27,7 @@ class TraceReader:
 
     def __init__(self, trace: Path, compressed: Path) -> None:
         """Begin. trace: what a rank has written, which is gone afterwards. Raises OSError."""
-        self._trace, self._compressed = trace, compressed
+        self._trace = trace
         self._answer = trace.with_suffix(".answer")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
         answer = os.open(self._answer, flags, 0o600)

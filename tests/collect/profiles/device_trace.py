@@ -99,7 +99,7 @@ class DeviceTrace:
         self.events.append({**event, "args": more})
 
 
-def two_steps() -> DeviceTrace:
+def two_steps(gemm_us: float = 600) -> DeviceTrace:
     """Two steps after one that does not count.
 
     Each takes 1,000 µs: 600 multiplying, 110 adding, 50 copying, 300 communicating, 200 of them hidden.
@@ -108,7 +108,7 @@ def two_steps() -> DeviceTrace:
     for step in range(3):
         host, device = 400.0 * step, 1000.0 * step
         trace.launch(COPY, device, 50, at=host + 10, under="aten::copy_", stream=20)
-        trace.launch(GEMM, device + 50, 600, at=host + 30)
+        trace.launch(GEMM, device + 50, gemm_us, at=host + 30)
         trace.launch(ALL_REDUCE, device + 450, 300, at=host + 60, under="nccl:all_reduce", stream=23)
         trace.launch(ADD, device + 850, 100, at=host + 90, under="aten::add_")
         trace.launch(ADD, device + 990, 10, at=host + 120, under="aten::add_")

@@ -262,8 +262,8 @@ def named() -> None:
 
 
 ALL: tuple[Callable[[], None], ...] = (
-    bits, own_before, own_meanwhile, own_in_a_thread, fork, long_step, no_python, no_step, compiled, several_optimizers, capture,
-    no_room, full, named,
+    bits, own_before, own_meanwhile, own_in_a_thread, fork, long_step, no_python, no_step, compiled,
+    several_optimizers, capture, no_room, full, named,
 )  # fmt: skip
 
 if __name__ == "__main__":
