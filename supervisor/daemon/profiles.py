@@ -20,7 +20,7 @@ class ProfileRequest(NamedTuple):
     """When it is answered, in the engine's seconds."""
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _RankAnswer(msgspec.Struct, frozen=True):
     """As hooks/examine/profiling.py tells it, and supervisor/node/rank_profiles.py adds to it."""
 
     steps: list[tuple[int, int]]
@@ -44,7 +44,7 @@ def keep_profiles(
     missing: dict[int, str] = {}
     for rank, answer in sorted(answers.items()):
         try:
-            told = msgspec.convert(answer, _Told)
+            told = msgspec.convert(answer, _RankAnswer)
             if not told.steps:
                 raise ValueError("no steps")
         except (msgspec.ValidationError, ValueError) as error:

@@ -107,12 +107,12 @@ class RankProfiles:
                 why = f"{type(error).__name__}: {error}"
             with suppress(OSError):
                 prune_profiles(run_dir)
-            self._node.post(lambda: self._tell(rank, read, told, why))
+            self._node.post(lambda: self._answer(rank, read, told, why))
 
         with suppress(RuntimeError):  # closing
             self._node.pool.submit(job)
 
-    def _tell(self, rank: int, read: _Read, told: dict[str, Any] | None, why: str) -> None:
+    def _answer(self, rank: int, read: _Read, told: dict[str, Any] | None, why: str) -> None:
         if self._reads.get(rank) is not read:
             return  # closed
         del self._reads[rank]

@@ -17,7 +17,7 @@ from guardrun.supervisor.fleet.transport.envelopes import MAX_BODY_BYTES
 from guardrun.supervisor.rundir.profiles import read_summaries
 from guardrun.supervisor.rundir.traces import TraceRow, read_traces
 from guardrun.supervisor.wire.control_messages import Answer, Ask
-from tests.rundir.test_profiles import TOLD as PROFILED
+from tests.rundir.profile_answers import PROFILED
 
 GOOD = {"ranks": [1], "what": "allocations", "arguments": {"seconds": 20}, "seconds": 20, "who": "ada"}
 

@@ -10,26 +10,15 @@ from guardrun.supervisor.daemon.profiles import ProfileRequest, keep_profiles
 from guardrun.supervisor.rundir import profiles as module
 from guardrun.supervisor.rundir.profiles import begin_profile, list_profiles, prune_profiles, read_summaries
 from guardrun.supervisor.rundir.run_directory import check_run_dir
-
-TOLD = {
-    "steps": [[7, 1_500_000]],
-    "wanted": 1,
-    "plain_ns": 1_000_000,
-    "held_ns": [1, 2, 3],
-    "trace": "profiles/001/rank-0.json.gz",
-    "trace_bytes": 9,
-    "trace_trouble": "",
-    "breakdown": {"where": "host", "window_s": 1.0, "parts": {}, "communication_s": 0.0, "hidden_s": 0.0,
-                  "operators": [], "events": 4},
-}  # fmt: skip
+from tests.rundir.profile_answers import PROFILED
 
 
 def test_what_ranks_have_told_is_kept_and_read_again(tmp_path: Path) -> None:
     assert list_profiles(tmp_path) == [] and list(read_summaries(tmp_path, 1)) == []
     number = begin_profile(tmp_path)
-    answers = {0: TOLD, 1: {**TOLD, "steps": []}, 2: {**TOLD, "held_ns": "x"}}
+    answers = {0: PROFILED, 1: {**PROFILED, "steps": []}, 2: {**PROFILED, "held_ns": "x"}}
     kept, missing = keep_profiles(tmp_path, ProfileRequest(number, 3, 12.5), answers, {0: "node-a"})
-    assert kept == {0: {"trace": TOLD["trace"], "bytes": 9}}
+    assert kept == {0: {"trace": PROFILED["trace"], "bytes": 9}}
     assert sorted(missing) == [1, 2] and all("none of this version" in why for why in missing.values())
     (one,) = read_summaries(tmp_path, number)
     assert (one.number, one.rank, one.node, one.attempt, one.at_s) == (1, 0, "node-a", 3, 12.5)
