@@ -140,7 +140,6 @@ class Recorder:
         self.device = ""
         self.start_ns = self.stop_ns = 0
         """What these took, all together."""
-        self.starts = 0
 
     @property
     def is_on(self) -> bool:
@@ -154,11 +153,16 @@ class Recorder:
         try:
             self.device = find_device(self._torch)
             session = self._profiler.profile(use_kineto=True, use_cpu=True, use_device=self.device or None)
-            session._prepare_trace()
-            session._start_trace()
-            self._session = session
-            self.starts += 1
-            self._watch()
+            try:
+                session._prepare_trace()
+                session._start_trace()
+                self._session = session
+                self._watch()
+            except BaseException:  # Ctrl-C, too
+                self._session = None
+                self._unwatch()
+                self._end(session)
+                raise
         finally:
             self._is_busy = False
             self.start_ns += monotonic_ns() - began_ns
@@ -172,12 +176,21 @@ class Recorder:
         self._is_busy = True
         try:
             self._unwatch()
-            session.__exit__(None, None, None)
+            try:
+                session.__exit__(None, None, None)
+            except BaseException:  # Ctrl-C while it waits for the device
+                self._end(session)
+                raise
             return session.kineto_results
         finally:
             self._session = None
             self._is_busy = False
             self.stop_ns += monotonic_ns() - began_ns
+
+    def _end(self, session: Any) -> None:
+        """Left on, it would end the process by a fault."""
+        if self._torch.autograd._profiler_enabled():
+            session.__exit__(None, None, None)
 
     def mark(self, name: str) -> None:
         """Have a moment recorded by this name."""

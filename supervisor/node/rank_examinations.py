@@ -46,7 +46,7 @@ TAKE_S = 10.0
 ROOM_BYTES = 192 << 20
 """What must be left to a rank: tables of allocations, and snapshots of them, take up to that (hooks/examine/)."""
 PROFILE_ROOM_BYTES = 512 << 20
-"""Likewise for what is profiled, twice MAX_EVENTS (hooks/examine/profiling.py): a step may have more than that."""
+"""Likewise for what is profiled: 180,000 events (MAX_GROWN_BYTES of hooks/examine/profiling.py), and a step more."""
 ANSWER_S = 30.0
 """Beyond the time that was asked for: a snapshot is taken, and added up."""
 

@@ -37,6 +37,7 @@ def test_training_and_what_the_script_does_go_on_as_without(bed: Bed, tmp_path: 
     assert len(told["several optimizers"]["steps"]) == 2 and len(told["capture"]["steps"]) == 2
     assert "room that the trace may take" in told["no room"]
     assert len(told["full"]["steps"]) == 3 and told["full"]["why"] == ""
+    assert len(told["blind"]["steps"]) == 3 and told["interrupted"] is False
     assert "'epoch 3' was under way" in told["named"] and "torch crashes" in told["named"]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-from guardrun.hooks.examine import kineto
+from guardrun.hooks.examine import kineto, profiling
 from guardrun.hooks.examine.profiling import Profiling
 from guardrun.hooks.rank import rank as ranks
 from guardrun.hooks.wire.examinations import profile_name
@@ -247,6 +247,36 @@ def full() -> None:
     told["full"] = answer(one)
 
 
+def blind() -> None:
+    """Nobody knows how much was recorded."""
+    training, real = Training(), profiling.read_allocated
+    profiling.read_allocated = lambda: 0
+    one = ask(steps=20)
+    training.step(20)
+    profiling.read_allocated = real
+    told["blind"] = answer(one)
+
+
+def interrupted() -> None:
+    """Ctrl-C while the profiler is being taken off, before torch has."""
+    training = Training()
+    one = ask()
+    training.step(4)
+    real = profiler.profile.__exit__
+
+    def interrupt(self: Any, *args: Any) -> None:
+        profiler.profile.__exit__ = real
+        raise KeyboardInterrupt
+
+    profiler.profile.__exit__ = interrupt
+    try:
+        training.step(2)
+    except KeyboardInterrupt:
+        told["interrupted"] = profiler._is_profiler_enabled or torch.autograd._profiler_enabled()
+    one.end()
+    training.step(2)
+
+
 def named() -> None:
     """What the script has named goes on: no other session may follow."""
     training = Training()
@@ -263,7 +293,7 @@ def named() -> None:
 
 ALL: tuple[Callable[[], None], ...] = (
     bits, own_before, own_meanwhile, own_in_a_thread, fork, long_step, no_python, no_step, compiled,
-    several_optimizers, capture, no_room, full, named,
+    several_optimizers, capture, no_room, full, blind, interrupted, named,
 )  # fmt: skip
 
 if __name__ == "__main__":
