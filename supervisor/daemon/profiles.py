@@ -29,6 +29,7 @@ class _RankAnswer(msgspec.Struct, frozen=True):
     held_ns: tuple[int, int, int]
     breakdown: Breakdown
     trace: str
+    trace_folder: str
     trace_bytes: int
     trace_trouble: str
     torch: str = ""
@@ -65,6 +66,7 @@ def keep_profiles(
             unrecorded=told.unrecorded,
             why=told.why,
             trace=told.trace,
+            trace_folder=told.trace_folder,
             trace_bytes=told.trace_bytes,
             trace_trouble=told.trace_trouble,
             breakdown=told.breakdown,

@@ -98,6 +98,7 @@ class RankProfiles:
                     **read.rank_told,
                     "breakdown": msgspec.to_builtins(breakdown),
                     "trace": "" if trouble else read.name,
+                    "trace_folder": str(run_dir),
                     "trace_bytes": size,
                     "trace_trouble": trouble,
                 }

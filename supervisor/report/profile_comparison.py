@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from statistics import median_low
 from typing import NamedTuple
@@ -199,9 +200,9 @@ def describe(summary: ProfileSummary) -> list[str]:
 
 
 def where_is_trace(summary: ProfileSummary) -> str:
-    """The trace's path in the run's folder, and its size; or why there is none."""
+    """The trace's path on its rank's node, and its size; or why there is none."""
     if summary.trace:
-        return f"{summary.trace} ({size(summary.trace_bytes)})"
+        return f"{os.path.join(summary.trace_folder, summary.trace)} ({size(summary.trace_bytes)})"
     return f"no trace was kept: {summary.trace_trouble}"
 
 

@@ -87,7 +87,9 @@ class ProfileSummary(msgspec.Struct, frozen=True, kw_only=True):
     why: str = ""
     """Why it ended earlier."""
     trace: str = ""
-    """The trace's path within the run's folder; empty: there is none, …"""
+    """The trace's path within the run's folder on its rank's node; empty: there is none, …"""
+    trace_folder: str = ""
+    """That folder, which nodes may have each for itself."""
     trace_bytes: int = 0
     trace_trouble: str = ""
     """… for this reason."""

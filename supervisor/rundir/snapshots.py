@@ -20,10 +20,10 @@ _CHUNK_BYTES = 1 << 20
 
 
 def keep_snapshot(run_dir: Path, snapshot: Path, rank: int) -> dict[str, Any]:
-    """Move what a rank has written into the run's folder: its path there, or why it is not there. Never raises."""
+    """Move what a rank has written into the run's folder: its path, or why it is not there. Never raises."""
     try:
         name, size = _copy(run_dir, snapshot, rank)
-        told: dict[str, Any] = {"file": name, "file_bytes": size, "file_trouble": ""}
+        told: dict[str, Any] = {"file": str(run_dir / name), "file_bytes": size, "file_trouble": ""}
     except (OSError, ValueError) as error:
         told = {"file": "", "file_bytes": 0, "file_trouble": str(getattr(error, "strerror", None) or error)}
     with suppress(OSError):

@@ -39,7 +39,8 @@ def summary(number: int, rank: int, *, matmul_s: float = 0.1, **changes: Any) ->
     )
     told: dict[str, Any] = {
         "node": "node-a", "attempt": 0, "at_s": 1.0, "steps": [(7, 0.1), (8, 0.1)], "wanted": 2, "plain_s": 0.05,
-        "held_s": (0.001, 0.1, 0.05), "trace": f"profiles/{number:03d}/rank-{rank}.json.gz", "trace_bytes": 2048,
+        "held_s": (0.001, 0.1, 0.05), "trace": f"profiles/{number:03d}/rank-{rank}.json.gz", "trace_folder": "/there",
+        "trace_bytes": 2048,
         "breakdown": breakdown, **changes,
     }  # fmt: skip
     return ProfileSummary(number=number, rank=rank, **told)
@@ -79,7 +80,9 @@ def test_tables_and_page_of_this_request(ctl: Ctl, profiled: FakeSupervisor, run
     assert "than in profile 1" in out or "as long as in profile 1" in out
     assert "Rank 0 on node-a: steps 7 to 8, 100 ms each (50 ms without the profiler)" in out
     assert "5 steps were asked for. It ended earlier: the script forked." in out
-    assert "trace: profiles/002/rank-0.json.gz (2" in out and "Rank 3: it is stopped" in out and "\x1b" not in out
+    assert (
+        "trace: /there/profiles/002/rank-0.json.gz (2" in out and "Rank 3: it is stopped" in out and "\x1b" not in out
+    )
     assert "profiling 5 steps, after two to begin with, for 60 s at most" in ctl.err
     (asked,) = profiled.asked
     assert asked.arguments.pop("who")

@@ -337,7 +337,14 @@ def test_a_snapshot_of_a_device_is_moved(node: Node) -> None:
     node.give(4, request, {"told": {"held": []}})
     node.wait(lambda: done, "the answer")
     assert done[0] == (
-        {4: {"held": [], "file": "snapshots/001-rank-4.pickle", "file_bytes": 1, "file_trouble": ""}},
+        {
+            4: {
+                "held": [],
+                "file": str(node.run_dir / "snapshots" / "001-rank-4.pickle"),
+                "file_bytes": 1,
+                "file_trouble": "",
+            }
+        },
         {},
     )
     assert not (node.sockets / snapshot_name(3, 4)).exists()

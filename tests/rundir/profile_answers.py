@@ -8,6 +8,7 @@ PROFILED = {
     "plain_ns": 1_000_000,
     "held_ns": [1, 2, 3],
     "trace": "profiles/001/rank-0.json.gz",
+    "trace_folder": "/runs/vocab-1",
     "trace_bytes": 9,
     "trace_trouble": "",
     "breakdown": {"where": "host", "window_s": 1.0, "parts": {}, "communication_s": 0.0, "hidden_s": 0.0,

@@ -32,8 +32,8 @@ def test_it_is_moved_and_not_opened(tmp_path: Path) -> None:
     data, run_dir = snapshot.read_bytes(), tmp_path / "run"
     run_dir.mkdir(mode=0o700)
     told = keep_snapshot(run_dir, snapshot, 3)
-    assert told == {"file": "snapshots/001-rank-3.pickle", "file_bytes": len(data), "file_trouble": ""}
-    kept = run_dir / told["file"]
+    assert told == {"file": str(run_dir / "snapshots/001-rank-3.pickle"), "file_bytes": len(data), "file_trouble": ""}
+    kept = Path(told["file"])
     assert kept.read_bytes() == data and kept.stat().st_mode & 0o777 == 0o600
     assert not snapshot.exists() and not trap.exists()
     check_run_dir(run_dir)

@@ -81,7 +81,7 @@ def print_snapshot(out: Output, heading: str, told: Snapshot) -> None:
         out.line(f"Asked for in {told.seconds:.0f} s, freed again or not:")
         out.table(["Bytes", "Times", "Line"], _rows(told.asked))
     if told.file:
-        out.line(f"for {VIEWER}: {told.file} in the run's folder ({size(told.file_bytes)}); open no stranger's")
+        out.line(f"for {VIEWER}: {told.file} on the rank's node ({size(told.file_bytes)}); open no stranger's")
     else:
         out.line(f"the snapshot was not kept: {told.file_trouble}", "yellow")
     out.line()
