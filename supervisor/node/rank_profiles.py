@@ -19,8 +19,8 @@ from guardrun.supervisor.collect.profiles.trace_reader import TraceReader
 from guardrun.supervisor.node.rank_collection import RankContext
 from guardrun.supervisor.rundir.profiles import prune_profiles, trace_name
 
-READ_S = 30.0
-"""Then it is ended: 40 MB take three seconds, on a machine that has little to spare for it some more."""
+READ_S = 60.0
+"""Then it is ended: 40 MB take three seconds, on a machine that has little to spare for it many more."""
 
 Told = Callable[[dict[str, Any] | None, str], object]
 """Called with what the trace comes to, beside what the rank has told; or with None and why that is nothing."""

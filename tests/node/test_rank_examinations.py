@@ -318,7 +318,7 @@ def test_a_profile_is_read_compressed_and_kept_before_it_is_answered(node: Node)
         text = two_steps().text() if number == 4 else "no trace"
         (node.sockets / profile_name(3, number)).write_text(text)
         node.give(number, request, {"told": PROFILED})
-    node.wait(lambda: done, "both answers")
+    wait_until(lambda: (node.turn(), done)[1], 120, "both answers, by processes that give way to others")
     answers, missing = done[0]
     assert missing == {5: "its trace has no operators, and no kernels"}
     assert answers[4] | PROFILED == answers[4] and answers[4]["breakdown"]["where"] == "device"
