@@ -197,10 +197,14 @@ class Recorder:
         with self._profiler.record_function(name):
             pass
 
-    def lose(self, why: str) -> None:
-        """Take it off before its time."""
-        if self._session is not None and not self._is_busy and not self._rank.words[_CAPTURES]:
+    def lose(self, why: str, *, is_last: bool = False) -> None:
+        """Take it off before its time, but not in a capture, unless it is the last chance. No error is the script's."""
+        if self._session is None or self._is_busy or (self._rank.words[_CAPTURES] and not is_last):
+            return
+        try:
             self._on_lost(why)
+        except Exception as error:
+            self._rank.fail("profile", error)
 
     def post(self, why: str) -> None:
         """Have it taken off as soon as the main thread runs Python. For any thread."""
@@ -258,8 +262,7 @@ class Recorder:
                 sleep(0.005)
 
     def _at_exit(self) -> None:
-        if self._session is not None:  # whatever it is at: left on, it would end the process by a fault
-            self._on_lost("the script has ended")
+        self.lose("the script has ended", is_last=True)  # left on, it would end the process by a fault
 
     def before_fork(self) -> None:
         """The thread that asks is about to fork."""

@@ -277,6 +277,27 @@ def interrupted() -> None:
     training.step(2)
 
 
+def failing() -> None:
+    """An error of torch's while the profiler is taken off in the midst of a step is none of the script's."""
+    training = Training()
+    one = ask(steps=20)
+    training.step(6)
+    real = torch.autograd.profiler._disable_profiler
+
+    def disable() -> Any:
+        torch.autograd.profiler._disable_profiler = real
+        raise RuntimeError("of torch's")
+
+    torch.autograd.profiler._disable_profiler = disable
+    pid = os.fork()
+    if not pid:
+        os._exit(7)
+    assert os.waitpid(pid, 0)[1] >> 8 == 7
+    told["failing"] = torch.autograd._profiler_enabled()
+    one.end()
+    training.step(2)
+
+
 def named() -> None:
     """What the script has named goes on: no other session may follow."""
     training = Training()
@@ -293,7 +314,7 @@ def named() -> None:
 
 ALL: tuple[Callable[[], None], ...] = (
     bits, own_before, own_meanwhile, own_in_a_thread, fork, long_step, no_python, no_step, compiled,
-    several_optimizers, capture, no_room, full, blind, interrupted, named,
+    several_optimizers, capture, no_room, full, blind, interrupted, failing, named,
 )  # fmt: skip
 
 if __name__ == "__main__":
