@@ -13,6 +13,8 @@ from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import (
     MAX_REQUEST_BYTES,
+    PROFILE,
+    SNAPSHOT,
     answer_name,
     read_whole,
     request_name,
@@ -42,6 +44,18 @@ def _modules(rank: Rank, arguments: dict[str, Any]) -> Examination:
     return ModuleTimes(rank, arguments)
 
 
+def _profile(rank: Rank, arguments: dict[str, Any]) -> Examination:
+    from guardrun.hooks.examine.profiling import Profiling
+
+    return Profiling(rank, arguments)
+
+
+def _snapshot(rank: Rank, arguments: dict[str, Any]) -> Examination:
+    from guardrun.hooks.examine.device_snapshot import DeviceSnapshot
+
+    return DeviceSnapshot(rank, arguments)
+
+
 def _state(rank: Rank, arguments: dict[str, Any]) -> Examination:
     from guardrun.hooks.examine.inspection import Inspection
 
@@ -51,6 +65,8 @@ def _state(rank: Rank, arguments: dict[str, Any]) -> Examination:
 KINDS: dict[str, Callable[[Rank, dict[str, Any]], Examination]] = {
     "allocations": _allocations,
     "modules": _modules,
+    PROFILE: _profile,
+    SNAPSHOT: _snapshot,
     "state": _state,
 }
 """What may be asked for."""

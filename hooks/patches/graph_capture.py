@@ -38,6 +38,7 @@ def install(module: Any, rank: Rank) -> None:
 def _wrap_begin(original: Function, rank: Rank) -> Function:
     @functools.wraps(original)
     def capture_begin(*args: Any, **kwargs: Any) -> Any:
+        rank.has_captured = True
         _count(rank, 1)
         words = rank.words
         while (since_ns := words[Field.READING_NS]) and monotonic_ns() - since_ns < READING_NS:

@@ -35,8 +35,8 @@ class OptimizerSteps:
     """Hears of one rank's."""
 
     __slots__ = (
-        "_alone", "_and_then", "_busy_at", "_calm_ns", "_counts", "_devices", "_known", "_last_ns", "_limit_ns",
-        "_pace", "_rank", "_spent", "_watched",
+        "_alone", "_and_then", "_busy_at", "_calm_ns", "_counts", "_devices", "_is_every", "_known", "_last_ns",
+        "_limit_ns", "_pace", "_rank", "_spent", "_watched",
     )  # fmt: skip
 
     def __init__(self, rank: Rank) -> None:
@@ -46,6 +46,8 @@ class OptimizerSteps:
         self._devices = reporter(rank)
         self._and_then: Callable[[Any], None] = self._devices.on_step
         """What a step that is looked at ends with."""
+        self._is_every = False
+        """No step is quiet."""
         self._counts: dict[int, int] = {}
         """By id() of an optimizer."""
         self._watched: dict[int, weakref.ref[Any]] = {}
@@ -79,10 +81,11 @@ class OptimizerSteps:
         except Exception as error:
             rank.fail("optimizer", error)
 
-    def watch(self, call: Callable[[Any], None] | None) -> None:
+    def watch(self, call: Callable[[Any], None] | None, *, is_every: bool = False) -> None:
         """Have steps that are not quiet call it with their optimizer; None: no more. Any thread may ask.
 
-        The next step is not quiet, but for one that is being counted right now: ask again.
+        The next step is not quiet, but for one that is being counted right now: ask again. is_every: none is, from
+        that one on.
         """
         devices = self._devices
 
@@ -92,6 +95,7 @@ class OptimizerSteps:
                 call(optimizer)
 
         self._and_then = devices.on_step if call is None else both
+        self._is_every = is_every
         self._pace.quiet_until = 0
 
     def optimizers(self) -> list[Any]:
@@ -132,6 +136,7 @@ class OptimizerSteps:
             checksums.on_optimizer(optimizer, count)
         self._and_then(optimizer)
         may_be_quiet = is_step and len(counts) == 1 and rank.guard is None and rank.gc_policy is None
+        may_be_quiet = may_be_quiet and not self._is_every
         self._pace.quiet_until = self._plan(key, count, pulses + 1) if may_be_quiet else 0
 
     def _plan(self, key: int, count: int, begins: int) -> int:

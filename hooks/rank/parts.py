@@ -65,10 +65,11 @@ class CollectionPolicy(Protocol):
 class StepCounter(Protocol):
     """Counts optimizers' steps, and may be asked to say when the next ones are done."""
 
-    def watch(self, call: Callable[[Any], None] | None) -> None:
+    def watch(self, call: Callable[[Any], None] | None, *, is_every: bool = False) -> None:
         """Have each step call it with its optimizer, once it is counted, from the next one that is not quiet on.
 
-        None: no more. call: must not raise. Whoever wants to hear of each step sets pace.quiet_until to 0 within it.
+        None: no more. call: must not raise. is_every: no step is quiet from that one on; else, whoever wants to hear of
+        each sets pace.quiet_until to 0 within it.
         """
 
     def optimizers(self) -> list[Any]:
@@ -242,6 +243,16 @@ class ReplicaChecker(Protocol):
 
     def on_optimizer(self, optimizer: Any, count: int) -> None:
         """An optimizer has stepped, for the count-th time, which the board counts already."""
+
+
+class ForkObserver(Protocol):
+    """Hears of forks."""
+
+    def before_fork(self) -> None:
+        """The thread that asks is about to fork. Never raises."""
+
+    def in_child(self) -> None:
+        """This is a forked child. Never raises."""
 
 
 class Examination(Protocol):

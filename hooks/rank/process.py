@@ -76,6 +76,8 @@ def _handle_forks(rank: Rank) -> None:
         try:
             if rank.import_lock.acquire(timeout=FORK_PATIENCE_S):
                 holders.add(get_ident())
+            if rank.forks is not None:
+                rank.forks.before_fork()
             if sys.version_info >= (3, 12):
                 _quiet_fork_warning()
         except Exception as error:

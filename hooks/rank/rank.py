@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         DeviceObserver,
         DeviceTimer,
         Examination,
+        ForkObserver,
         MemoryObserver,
         MetricsObserver,
         NonfiniteOrigin,
@@ -167,6 +168,10 @@ class Rank:
     """None until torch's optimizers are imported, and where no allocator tells what it holds."""
     examination: Examination | None = None
     """None unless a person has asked for one, and it goes on."""
+    forks: ForkObserver | None = None
+    """None before torch's profiler was used because a person asked for it."""
+    has_captured = False
+    """A device graph has been captured."""
 
     def __init__(self, settings: dict[str, object], attempt: int) -> None:
         """Read who this rank is from the environment. Raises KeyError or ValueError where that doesn't tell."""
@@ -327,6 +332,8 @@ class Rank:
         if self.examination is not None:
             self.examination.end()
         self.examination = None
+        if self.forks is not None:
+            self.forks.in_child()
         self.words = private_words()
         self.calls = self.metrics = self.checksums = self.guard = self.memory = None
         self.samples = self.trail = self.skips = self.origin = None

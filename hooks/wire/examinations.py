@@ -29,6 +29,14 @@ MAX_SECONDS = 600.0
 MIN_TRACED_S = 10.0
 """… and the shortest for which allocations are traced: two pairs of snapshots, a beat apart, and some steps between."""
 MAX_TRACED_STEPS = 1000
+PROFILE = "profile"
+"""What is asked for where torch's profiler is to be put on: its answer stands in a file beside that is read at once."""
+SNAPSHOT = "snapshot"
+"""Likewise where the allocator of its device is to tell all that it holds: the file is only moved."""
+MAX_PROFILED_STEPS = 20
+MAX_PROFILED_S = 300.0
+STEP_MARK = "guardrun.step#"
+"""What stands in a profile at the end of each step, with its number; and where it begins."""
 
 
 def request_name(attempt: int, global_rank: int) -> str:
@@ -44,6 +52,16 @@ def answer_name(attempt: int, global_rank: int) -> str:
 def stop_name(attempt: int, global_rank: int) -> str:
     """By which one that goes on is asked to end now, and to answer: its number, and its kind."""
     return f"stop-{attempt}-{global_rank}"
+
+
+def profile_name(attempt: int, global_rank: int) -> str:
+    """What torch's profiler has written, before the supervisor takes it away."""
+    return f"profile-{attempt}-{global_rank}.json"
+
+
+def snapshot_name(attempt: int, global_rank: int) -> str:
+    """The snapshot of its device's allocator, likewise: a pickle, which nothing of ours opens."""
+    return f"snapshot-{attempt}-{global_rank}.pickle"
 
 
 def max_bytes(what: str) -> int:

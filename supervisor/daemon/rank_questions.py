@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from guardrun.hooks.wire.examinations import MAX_SECONDS, STOP
+from guardrun.hooks.wire.examinations import MAX_SECONDS, PROFILE, STOP
 from guardrun.supervisor.daemon.module_traces import MODULES, answer_bytes, keep_traces
+from guardrun.supervisor.daemon.profiles import ProfileRequest, keep_profiles
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.node.rank_collection import RankContext
 from guardrun.supervisor.node.rank_examinations import RankExaminations
 from guardrun.supervisor.node.run_context import EngineContext
+from guardrun.supervisor.rundir.profiles import begin_profile
 from guardrun.supervisor.wire.control_messages import Answer, Ask
 
 if TYPE_CHECKING:
@@ -47,6 +49,18 @@ class QuestionsContext(EngineContext, Protocol):
 
 class _Mistake(Exception):
     """What is asked for can't be done; in words for whoever asked."""
+
+
+class _Asking(NamedTuple):
+    """What somebody has asked, and of whom."""
+
+    peer: bytes
+    what: str
+    wanted: list[int]
+    arguments: dict[str, Any]
+    seconds: float
+    attempt: int
+    alive: dict[int, ev.Rank]
 
 
 class RankQuestions:
@@ -86,6 +100,32 @@ class RankQuestions:
             )
         if what == MODULES:
             arguments = {**arguments, "bytes": answer_bytes(len(wanted))}
+        asking = _Asking(peer, what, wanted, arguments, float(seconds), attempt, alive)
+        if what == PROFILE:
+            self._number(asking)
+        else:
+            self._ask_all(asking)
+
+    def _number(self, asking: _Asking) -> None:
+        """Take the number by which profiles are kept; then ask."""
+        node = self._node
+
+        def work() -> None:
+            try:
+                number = begin_profile(node.run_dir)
+            except OSError as error:
+                why = f"nothing can be kept in {node.run_dir}: {error.strerror or error}"
+                node.post(lambda: node.send_to(asking.peer, Answer(is_ok=False, error=why)))
+                return
+            numbered = asking._replace(arguments={**asking.arguments, "number": number})
+            node.post(lambda: self._ask_all(numbered))
+
+        with suppress(RuntimeError):  # closing
+            node.pool.submit(work)
+
+    def _ask_all(self, asking: _Asking) -> None:
+        """Here, and on the other nodes; answer when all have."""
+        node, wanted, alive = self._node, asking.wanted, asking.alive
         here = [number for number in wanted if number in node.ingest.ranks]
         parts: list[tuple[dict[int, dict[str, Any]], dict[int, str]]] = []
 
@@ -95,34 +135,34 @@ class RankQuestions:
                 told = {number: one for part, _ in parts for number, one in sorted(part.items())}
                 silent = {number: why for _, part in parts for number, why in sorted(part.items())}
                 nodes = {number: alive[number].node for number in wanted}
-                if what == MODULES and told:
-                    self._keep(peer, told, silent, nodes, attempt)
+                if asking.what in (MODULES, PROFILE) and told:
+                    self._keep(asking, told, silent, nodes)
                 else:
-                    node.send_to(peer, _answer(told, silent, nodes))
+                    node.send_to(asking.peer, _answer(told, silent, nodes))
 
+        terms = asking.what, asking.arguments, asking.seconds
         if self._context.fleet is None:
             join({}, {})
         else:
             elsewhere = [alive[number] for number in wanted if number not in here]
-            self._context.fleet.examinations.ask(elsewhere, what, arguments, float(seconds), join)
-        node.examinations.ask(here, what, arguments, float(seconds), join)
+            self._context.fleet.examinations.ask(elsewhere, *terms, join)
+        node.examinations.ask(here, *terms, join)
 
     def _keep(
-        self,
-        peer: bytes,
-        told: dict[int, dict[str, Any]],
-        silent: dict[int, str],
-        nodes: dict[int, str],
-        attempt: int,
+        self, asking: _Asking, told: dict[int, dict[str, Any]], silent: dict[int, str], nodes: dict[int, str]
     ) -> None:
         """Write what they have measured, whether or not anybody still waits for it; then answer."""
         node = self._node
         at_s = node.clock.now()
 
         def work() -> None:
-            number, kept, missing = keep_traces(node.run_dir, told, nodes, attempt, at_s)
+            if asking.what == PROFILE:
+                number = asking.arguments["number"]
+                kept, missing = keep_profiles(node.run_dir, ProfileRequest(number, asking.attempt, at_s), told, nodes)
+            else:
+                number, kept, missing = keep_traces(node.run_dir, told, nodes, asking.attempt, at_s)
             answer = _answer(kept, {**silent, **missing}, nodes, number=number)
-            node.post(lambda: node.send_to(peer, answer))
+            node.post(lambda: node.send_to(asking.peer, answer))
 
         with suppress(RuntimeError):  # closing
             node.pool.submit(work)

@@ -17,11 +17,14 @@ from typing import Any
 
 from guardrun.hooks.wire.board import Field, Milestone
 from guardrun.hooks.wire.examinations import (
+    PROFILE,
+    SNAPSHOT,
     STOP,
     answer_name,
     max_bytes,
     read_whole,
     request_name,
+    snapshot_name,
     stop_name,
     write_whole,
 )
@@ -32,7 +35,9 @@ from guardrun.supervisor.collect.ranks.source_functions import name_functions
 from guardrun.supervisor.engine.failures.cuda_memory import size
 from guardrun.supervisor.engine.model.events import Rank
 from guardrun.supervisor.node.rank_collection import RankContext
+from guardrun.supervisor.node.rank_profiles import RankProfiles
 from guardrun.supervisor.node.rank_recordings import RankRecordings
+from guardrun.supervisor.rundir.snapshots import keep_snapshot
 
 FLAME = "flame"
 """What is not asked of the rank itself."""
@@ -40,6 +45,8 @@ TAKE_S = 10.0
 """Hooks beat once a second; a busy machine gets them some more."""
 ROOM_BYTES = 192 << 20
 """What must be left to a rank: tables of allocations, and snapshots of them, take up to that (hooks/examine/)."""
+PROFILE_ROOM_BYTES = 512 << 20
+"""Likewise for what is profiled: 180,000 events (MAX_GROWN_BYTES of hooks/examine/profiling.py), and a step more."""
 ANSWER_S = 30.0
 """Beyond the time that was asked for: a snapshot is taken, and added up."""
 
@@ -72,6 +79,8 @@ class _Asked:
     is_written: bool = False
     is_taken: bool = False
     is_being_read: bool = False
+    profile: int = 0
+    """The number that its profile is kept by, where it is one."""
 
 
 class _NoRoom(Exception):
@@ -86,6 +95,7 @@ class RankExaminations:
         self._asked: dict[int, _Asked] = {}
         """Per global rank: one at a time."""
         self._recordings = RankRecordings(node)
+        self._profiles = RankProfiles(node)
 
     def ask(self, ranks: Sequence[int], what: str, arguments: dict[str, Any], seconds: float, done: Done) -> None:
         """Have these ranks do what is asked; done is called once all have answered, or can't.
@@ -107,6 +117,7 @@ class RankExaminations:
     def close(self) -> None:
         """End what other programs are at; nobody is told."""
         self._recordings.close()
+        self._profiles.close()
 
     def _record(self, request: _Request, number: int, arguments: dict[str, Any], seconds: float) -> str:
         """Have one sampled; empty, or why that can't be."""
@@ -131,6 +142,8 @@ class RankExaminations:
         last = max(words[Field.EXAMINE_ASKED], words[Field.EXAMINE_TAKEN], words[Field.EXAMINE_GIVEN])
         attempt = node.ingest.attempt
         asked = _Asked(request, rank, what, attempt, last + 1, time.monotonic(), seconds)
+        if what == PROFILE:
+            asked.profile = int(arguments.get("number") or 0)
         self._asked[number] = asked
         request.pending.add(number)
         path = self._path(request_name(attempt, number))
@@ -141,11 +154,9 @@ class RankExaminations:
             board.write(Field.EXAMINE_ASKED, asked.number)
 
         def write() -> None:
-            room = read_room(rank.pid)
-            if room is not None and room < ROOM_BYTES:
-                raise _NoRoom(
-                    f"only {size(max(0, room))} of memory are left to it, and it takes up to {size(ROOM_BYTES)}"
-                )
+            room, needed = read_room(rank.pid), PROFILE_ROOM_BYTES if what == PROFILE else ROOM_BYTES
+            if room is not None and room < needed:
+                raise _NoRoom(f"only {size(max(0, room))} of memory are left to it, and it takes up to {size(needed)}")
             write_whole(str(path), content)
 
         self._in_pool(asked, write, lambda _: written(), lambda error: self._end(asked, why=f"it isn't asked: {error}"))
@@ -178,6 +189,7 @@ class RankExaminations:
     def sample(self) -> None:
         """Once a second: who has taken what was asked, who has answered, who won't."""
         self._recordings.sample()
+        self._profiles.sample()
         for asked in list(self._asked.values()):
             if asked.is_written and not asked.is_being_read:
                 self._look(asked, time.monotonic() - asked.at_s)
@@ -210,6 +222,9 @@ class RankExaminations:
 
         def work() -> dict[str, Any]:
             answer = read_whole(str(path), asked.number, max_bytes(asked.what))
+            if asked.what == SNAPSHOT and isinstance(told := answer.get("told"), dict):
+                snapshot = self._path(snapshot_name(asked.attempt, asked.rank.global_rank))
+                told |= keep_snapshot(self._node.run_dir, snapshot, asked.rank.global_rank)
             if isinstance(told := answer.get("told"), dict):
                 name_functions(told, cwd)
                 if isinstance(variables := told.get("environment"), dict):
@@ -218,12 +233,23 @@ class RankExaminations:
 
         def received(answer: Any) -> None:
             told = answer.get("told")
-            if isinstance(told, dict):
+            if isinstance(told, dict) and asked.what == PROFILE:
+                self._read_profile(asked, told)
+            elif isinstance(told, dict):
                 self._end(asked, told=told)
             else:
                 self._end(asked, why=str(answer.get("error", "its answer is none"))[:500])
 
         self._in_pool(asked, work, received, lambda error: self._end(asked, why=f"its answer can't be read: {error}"))
+
+    def _read_profile(self, asked: _Asked, told: dict[str, Any]) -> None:
+        """Its trace is there."""
+
+        def read(whole: dict[str, Any] | None, why: str) -> None:
+            self._end(asked, told=whole, why=why)
+
+        if why := self._profiles.begin(asked.rank.global_rank, asked.attempt, asked.profile, told, read):
+            self._end(asked, why=why)
 
     def _end(self, asked: _Asked, *, told: dict[str, Any] | None = None, why: str = "") -> None:
         number = asked.rank.global_rank

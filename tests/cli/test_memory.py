@@ -139,3 +139,30 @@ def test_no_line(ctl: Ctl, memory: FakeSupervisor) -> None:
 def test_of_a_run_that_is_over(ctl: Ctl, recorded: Path) -> None:
     ctl("memory", "1", code=1)
     assert "is over" in ctl.err and "tracing" not in ctl.err
+
+
+SITE = {"file": "/home/ada/model.py", "line": 31, "function": "forward\x1b[2J", "bytes": 6 << 20, "blocks": 2}
+SNAPSHOT = {
+    "seconds": 10.1, "is_scripts": False, "held_s": 0.12, "reserved_bytes": 20 << 20, "allocated_bytes": 7 << 20,
+    "largest_free_bytes": 13 << 20, "segments": 1, "unknown_bytes": 1 << 20, "unknown_blocks": 1, "held": [SITE],
+    "held_left_out": 4, "asked": [{**SITE, "file": "", "function": ""}], "entries": 20_000, "is_full": True,
+    "file": "snapshots/001-rank-1.pickle", "file_bytes": 2048, "file_trouble": "",
+}  # fmt: skip
+
+
+def test_what_the_device_s_allocator_holds(ctl: Ctl, live: FakeSupervisor) -> None:
+    data = {"ranks": {"1": SNAPSHOT}, "missing": {"2": "it uses no device"}, "nodes": {"1": "node-a"}}
+    live.answers["examine"] = Answer(is_ok=True, data=data)
+    out = ctl("memory", "1", "2", "--device")
+    assert live.asked[0].arguments["what"] == "snapshot" and live.asked[0].arguments["arguments"] == {"seconds": 10.0}
+    assert "Rank 1 on node-a: the allocator holds 20 MB of the device in 1 segment, 7 MB of it handed out." in out
+    assert "13 MB are free, the largest piece of that 13 MB." in out and "in 1 block were handed out before" in out
+    assert "(/home/ada/model.py:31)" in out and "(not known)" in out and "room for 20,000 entries" in out
+    assert "pytorch.org/memory_viz: snapshots/001-rank-1.pickle" in out and "\x1b" not in out
+    assert out.endswith("Rank 2: it uses no device\n") and "some microseconds more" in ctl.err
+    assert ctl.json("memory", "1", "--device")["ranks"]["1"] == SNAPSHOT
+    ctl("memory", "1", "--device", "--seconds", "0.5", code=2)
+    live.answers["examine"] = Answer(
+        is_ok=True, data={**data, "ranks": {"1": {**SNAPSHOT, "file": "", "file_trouble": "No space left on device"}}}
+    )
+    assert "the snapshot was not kept: No space left on device" in ctl("memory", "1", "--device")

@@ -14,8 +14,10 @@ from guardrun.supervisor.daemon.rank_questions import QuestionsContext, Question
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.fleet.transport.envelopes import MAX_BODY_BYTES
+from guardrun.supervisor.rundir.profiles import read_summaries
 from guardrun.supervisor.rundir.traces import TraceRow, read_traces
 from guardrun.supervisor.wire.control_messages import Answer, Ask
+from tests.rundir.profile_answers import PROFILED
 
 GOOD = {"ranks": [1], "what": "allocations", "arguments": {"seconds": 20}, "seconds": 20, "who": "ada"}
 
@@ -177,3 +179,26 @@ def test_to_stop_is_no_examination() -> None:
     run.ask(ranks="all", what="stop", arguments={"what": "modules"}, seconds=0)
     assert run.fed == [] and run.here.asked == [([0, 1], "stop", {"what": "modules"}, 0.0)]
     assert run.there.asked == [([2, 3], "stop", {"what": "modules"}, 0.0)]
+
+
+def test_profiles_have_a_number_before_they_are_made(tmp_path: Path) -> None:
+    run = Supervisor(has_fleet=True, run_dir=tmp_path)
+    asked = {"what": "profile", "arguments": {"steps": 5, "seconds": 60}, "seconds": 90}
+    for number in (1, 2):
+        run.ask(ranks=[0, 2], **asked)
+        arguments = {"steps": 5, "seconds": 60, "number": number}
+        assert run.here.asked[-1] == ([0], "profile", arguments, 90.0)
+        assert run.there.asked[-1] == ([2], "profile", arguments, 90.0)
+        run.here.done({0: {**PROFILED, "trace": f"profiles/{number:03d}/rank-0.json.gz"}}, {})
+        run.there.done({}, {2: "it is stopped"})
+        answer = run.sent.pop()
+        assert answer.data["number"] == number and answer.data["missing"] == {"2": "it is stopped"}
+        assert answer.data["ranks"] == {"0": {"trace": f"profiles/{number:03d}/rank-0.json.gz", "bytes": 9}}
+        assert [one.rank for one in read_summaries(tmp_path, number)] == [0]
+
+
+def test_where_nothing_can_be_kept_no_rank_is_profiled() -> None:
+    run = Supervisor()
+    run.ask(what="profile")
+    (answer,) = run.sent
+    assert "nothing can be kept in /nowhere" in answer.error and run.here.asked == []

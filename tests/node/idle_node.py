@@ -24,7 +24,7 @@ class Node:
     """A node with two ranks of attempt 3, whose boards are real; both live in a process that does nothing."""
 
     def __init__(self, folder: Path, pid: int) -> None:
-        self.sockets = folder
+        self.sockets = self.run_dir = folder
         self.calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self.pool = ThreadPoolExecutor(2)
         self.run_file = SimpleNamespace(cwd=str(folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import resource
@@ -19,13 +20,16 @@ from guardrun.hooks.wire.examinations import (
     MAX_ANSWER_BYTES,
     MAX_TRACE_BYTES,
     answer_name,
+    profile_name,
     read_whole,
     request_name,
+    snapshot_name,
     stop_name,
 )
 from guardrun.supervisor.collect.host.procfs import read_stat
 from guardrun.supervisor.collect.ranks.boards import open_boards
 from guardrun.supervisor.node import rank_examinations as module
+from tests.collect.profiles.device_trace import two_steps
 from tests.hooks.bed import Bed, finish
 from tests.node.idle_node import ANSWER, Node
 from tests.support.waiting import wait_until
@@ -299,3 +303,48 @@ def test_secrets_of_the_environment_go_no_further(node: Node) -> None:
         "NCCL_DEBUG": "WARN",
         "HF_ENDPOINT": "https://me:(not recorded)@example.org",
     }
+
+
+PROFILED = {"steps": [[7, 1]], "wanted": 1, "plain_ns": 1, "held_ns": [1, 1, 1]}
+
+
+def test_a_profile_is_read_compressed_and_kept_before_it_is_answered(node: Node) -> None:
+    done: list[Any] = []
+    arguments = {"steps": 1, "seconds": 5, "number": 2}
+    node.examinations.ask([4, 5], "profile", arguments, 35.0, lambda *told: done.append(told))
+    for number in (4, 5):
+        request = node.asked(number)
+        node.take(number, request)
+        text = two_steps().text() if number == 4 else "no trace"
+        (node.sockets / profile_name(3, number)).write_text(text)
+        node.give(number, request, {"told": PROFILED})
+    wait_until(lambda: (node.turn(), done)[1], 120, "both answers, by processes that give way to others")
+    answers, missing = done[0]
+    assert missing == {5: "its trace has no operators, and no kernels"}
+    assert answers[4] | PROFILED == answers[4] and answers[4]["breakdown"]["where"] == "device"
+    assert answers[4]["trace"] == "profiles/002/rank-4.json.gz"
+    kept = node.sockets / answers[4]["trace"]
+    assert gzip.decompress(kept.read_bytes()).decode() == two_steps().text()
+    assert not list(node.sockets.glob("profile-*"))
+
+
+def test_a_snapshot_of_a_device_is_moved(node: Node) -> None:
+    done: list[Any] = []
+    node.examinations.ask([4], "snapshot", {"seconds": 1}, 1.0, lambda *told: done.append(told))
+    request = node.asked(4)
+    node.take(4, request)
+    (node.sockets / snapshot_name(3, 4)).write_bytes(b"\x80")
+    node.give(4, request, {"told": {"held": []}})
+    node.wait(lambda: done, "the answer")
+    assert done[0] == (
+        {
+            4: {
+                "held": [],
+                "file": str(node.run_dir / "snapshots" / "001-rank-4.pickle"),
+                "file_bytes": 1,
+                "file_trouble": "",
+            }
+        },
+        {},
+    )
+    assert not (node.sockets / snapshot_name(3, 4)).exists()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from guardrun.supervisor.collect.profiles.breakdown import Reading
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Culprit
 from guardrun.supervisor.engine.model.looks import Frame
@@ -16,9 +17,13 @@ from guardrun.supervisor.report.elements.html_page import environment
 from guardrun.supervisor.report.elements.source_lines import CHANGED, Source, Sources
 from guardrun.supervisor.report.incident import incident_json
 from guardrun.supervisor.report.incident_page import report_html, show_stacks
+from guardrun.supervisor.report.profile_comparison import Shown, compare_since, put_beside
+from guardrun.supervisor.report.profile_page import profile_html
 from guardrun.supervisor.report.run_page import run_html
 from guardrun.supervisor.report.timeline.story import RunIncident, run_story
 from guardrun.supervisor.report.timeline.timeline import Timeline
+from guardrun.supervisor.rundir.profiles import ProfileSummary
+from tests.collect.profiles.device_trace import two_steps
 from tests.report.comparison.facts import other_run, run
 from tests.report.samples import (
     BLOCKED,
@@ -122,6 +127,30 @@ def comparison_page() -> str:
     """Of two runs in which everything is different."""
     a, b = run(), other_run()
     return comparison_html(a, b, compare_runs(a, b))
+
+
+def profile_page(name: str = "") -> str:
+    """Of eight ranks on devices, one of which multiplies longer than before. name: added to what ranks name."""
+    found = {}
+    for number, slow in ((1, -1), (2, 5)):
+        found[number] = [profile_of(number, rank, 760 if rank == slow else 600, name) for rank in range(8)]
+    before, after = found[1], found[2]
+    since = compare_since(before, after)
+    return profile_html(f"vocab-1{name}", Shown(after, put_beside(after), since, {9: f"it is stopped{name}"}))
+
+
+def profile_of(number: int, rank: int, gemm_us: float, name: str) -> ProfileSummary:
+    """What the trace of two steps with NCCL comes to."""
+    reading = Reading()
+    for event in two_steps(gemm_us).events:
+        reading.add(event | {"name": event["name"] + name} if event["cat"] == "kernel" else event)
+    breakdown = reading.breakdown(f"NVIDIA H100 80GB HBM3{name}")
+    assert breakdown is not None
+    return ProfileSummary(
+        number=number, rank=rank, node=f"node-{rank // 4}{name}", attempt=0, at_s=1.0, steps=[(120, 1e-3), (121, 1e-3)],
+        wanted=5, plain_s=9e-4, held_s=(1.2, 0.4, 0.2), why=f"the script forked{name}", torch=f"2.13.0{name}",
+        trace=f"profiles/{number:03d}/rank-{rank}.json.gz", trace_bytes=3 << 20, breakdown=breakdown, unrecorded=name,
+    )  # fmt: skip
 
 
 def macro_of(template: str, name: str) -> Callable[[Any], str]:

@@ -21,7 +21,7 @@ from guardrun.supervisor.report.incident import incident_json
 from guardrun.supervisor.report.incident_page import plain_html, report_html
 from tests.report.browser import Browser
 from tests.report.comparison.facts import ENVIRONMENT, recorded, run
-from tests.report.pages import comparison_page, huge_page, pages, run_page, stacks
+from tests.report.pages import comparison_page, huge_page, pages, profile_page, run_page, stacks
 from tests.report.samples import crash, explained, hang, run_file, wall
 from tests.support.real import find_chromium
 
@@ -58,6 +58,10 @@ PAGES: dict[str, Callable[[], str]] = {
     "run": run_page,
     "compare": comparison_page,
     "compare-hostile": hostile_comparison,
+    "profile": profile_page,
+    "profile-hostile": lambda: profile_page(
+        f"\"><script>document.title='run'</script><img src=x onerror=alert(1)>{LONG}"
+    ),
     "huge": lambda: huge_page()[0],
     "hostile": hostile_page,
     "plain": lambda: plain_html(incident_json(crash(), run_file(), wall), "Traceback …"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 import sys
@@ -46,7 +47,24 @@ def test_a_live_run_is_traced_and_inspected(edge: EdgeRuns) -> None:
     assert one["models"][0]["type"] == "DistributedDataParallel" and one["troubles"] == {}
     assert [group["backend"] for group in one["groups"]] == ["gloo"] and one["at_step"]["gradient_norm"] > 0
     assert list(state["differences"]) == ["optimizers.0.groups.0.lr"]
+    profiled = ask(folder, "profile", "--steps", "2")
+    assert sorted(profiled["ranks"]) == ["0", "1"] and profiled["missing"] == {}
+    for told in profiled["ranks"].values():
+        found = told["breakdown"]
+        names = {one["name"] for one in found["operators"]}
+        assert (
+            len(told["steps"]) == 2
+            and not told["why"]
+            and found["where"] == "host"
+            and not told["unrecorded"]
+            and found["trouble"] == ""
+        )
+        assert {"aten::addmm", "gloo:all_reduce"} <= names and sum(found["parts"].values()) > 0
+        trace = (folder / "guardrun-runs" / "latest").resolve() / told["trace"]
+        with gzip.open(trace, "rt") as file:
+            assert sum("guardrun.step#" in line for line in file) == 3
+    assert Path(profiled["page"]).read_text().startswith("<!doctype html>")
     (folder / "end").touch()
     finished = finish(run)
     assert (finished.returncode, finished.incidents) == (0, []), finished
-    assert ask(folder, "trace", "show")["number"] == 1
+    assert ask(folder, "trace", "show")["number"] == ask(folder, "profile", "show")["number"] == 1

@@ -1,4 +1,4 @@
-"""Modules are timed, and what a rank trains with is read, on a device whose backward pass has a thread of its own."""
+"""What is asked of ranks, on a device whose backward pass has a thread of its own: modules, state, a profile."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_losses_are_the_same_and_no_module_is_missed(tmp_path: Path) -> None:
             assert bed.hear_all(HookFailed) == []
             losses[how] = done.stdout
     assert losses["trace"] == losses["plain"] != ""
-    traced, state = json.loads((tmp_path / "told").read_text())
+    traced, state, profiled = json.loads((tmp_path / "told").read_text())
     assert traced["memory"] == "device" and len(traced["steps"]) == 2 and not traced["is_cut"]
     counts: dict[tuple[str, str], int] = {}
     for row in traced["rows"].split(";"):
@@ -34,3 +34,7 @@ def test_losses_are_the_same_and_no_module_is_missed(tmp_path: Path) -> None:
     assert [group["group"] for group in state["at_step"]["gradients"]] == ["head", "block.linear"]
     assert state["at_step"]["gradient_norm"] > 0 and state["models"][0]["devices"] == {"emu:0": 306}
     assert state["largest"][0]["device"] == "emu:0" and state["troubles"] == {}
+    assert len(profiled["steps"]) == 2 and profiled["unrecorded"] == "emu" and profiled["why"] == ""
+    events = [one for one in json.loads((tmp_path / "trace.json").read_text())["traceEvents"] if one["ph"] == "X"]
+    threads = {one["name"]: one["tid"] for one in events}
+    assert threads["AddmmBackward0"] != threads["guardrun.step#13"], "operators of the backward pass's own thread"

@@ -1,4 +1,4 @@
-"""Trains on the emulated device, whose backward pass has a thread of its own; traced and inspected, or not.
+"""Trains on the emulated device, whose backward pass has a thread of its own; traced, inspected and profiled, or not.
 
 Arguments: a folder, and `trace` or `plain`. Losses go to stdout, what was told to FOLDER/told.
 """
@@ -6,6 +6,7 @@ Arguments: a folder, and `trace` or `plain`. Losses go to stdout, what was told 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from guardrun.hooks.rank import rank as ranks
+from guardrun.hooks.wire.examinations import profile_name
 from tests.emu import device as emu
 
-STEPS = 8
+STEPS = 14
 folder, is_traced = Path(sys.argv[1]), sys.argv[2] == "trace"
 
 
@@ -51,21 +53,23 @@ def main() -> None:
     for step in range(STEPS):
         loss = model(x).square().mean()
         loss.backward()
-        if is_traced and step in (2, 6):
+        if is_traced and step in (2, 6, 8):
             from guardrun.hooks.examine.inspection import Inspection
             from guardrun.hooks.examine.module_times import ModuleTimes
+            from guardrun.hooks.examine.profiling import Profiling
 
             rank = ranks.active
             assert rank is not None
             told += [asked.on_beat(0)] if asked is not None else []
             arguments = {"steps": 2, "seconds": 60, "bytes": 100_000}
-            asked = ModuleTimes(rank, arguments) if step == 2 else Inspection(rank, arguments)
+            asked = (ModuleTimes if step == 2 else Inspection if step == 6 else Profiling)(rank, arguments)
             asked.on_beat(0)
         optimizer.step()
         optimizer.zero_grad()
         print(repr(loss.item()))
     if asked is not None:
         (folder / "told").write_text(json.dumps([*told, asked.on_beat(0)]))
+        os.replace(Path(rank.sockets, profile_name(0, 0)), folder / "trace.json")
 
 
 main()

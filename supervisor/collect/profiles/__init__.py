@@ -1,0 +1,1 @@
+"""What torch's profiler has recorded of a rank: its trace read, added up, and kept."""
