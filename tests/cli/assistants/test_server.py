@@ -240,7 +240,9 @@ def test_several_folders(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(CtlError, match="no run three in"):
         scope.find("three")
     with McpClient(str(runs), "other", cwd=tmp_path) as client:
-        assert "runs: 4 of 4" in client.call("runs").text
+        listed = client.call("runs").text
+    names = [line.split()[1] for line in listed.split("\n")[3:-1]]
+    assert names == [str(run) for run in (other / "both", other / "two", runs / "both", runs / "one")]
 
 
 def test_a_folder_that_a_run_will_make(tmp_path: Path) -> None:
@@ -299,7 +301,8 @@ def test_a_long_query_holds_up_nobody_and_ends_with_who_asked(recorded: Path, cl
     wait_until(lambda: worker_of(client), 60, "another query")
     [left] = worker_of(client)
     calls = [client.begin_call("query", {"sql": ENDLESS, "seconds": 30}) for _ in range(MAX_WAITING)]
-    assert f"{MAX_WAITING} calls have no answer yet" in client.reply(calls[-1]).text
+    assert f"{MAX_WAITING} calls of it have no answer yet" in client.reply(calls[-1]).text
+    assert not client.call("incidents").is_error
     assert client.close() == 0
     assert not Path(f"/proc/{left}").exists()
 
