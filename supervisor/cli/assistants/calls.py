@@ -105,7 +105,7 @@ def _call(scope: Scope, run_dir: Path | None, **arguments: Any) -> tuple[Call, Q
     """A call of a verb, whose answer is taken down."""
     out = Quoting(scope.environ)
     given = argparse.Namespace(run=str(run_dir) if run_dir else "", guard_dir=None, **arguments)
-    return Call(given, scope.environ, scope.cwd, out), out
+    return Call(given, scope.environ, scope.cwd, out, WHO), out
 
 
 def _answer(said: str, out: Quoting, following: list[str] | None = None) -> Answer:
@@ -280,7 +280,7 @@ def _trace_off(scope: Scope, given: to.NamedRunArguments) -> Answer:
 def _order(verb: str, done: str) -> Callable[[Scope, to.NamedRunArguments], Answer]:
     def run(scope: Scope, given: to.NamedRunArguments) -> Answer:
         call, out = _call(scope, scope.find_named(given.run))
-        data = ask_run(call, verb, {"who": f"{who_asks()}, {WHO}"})
+        data = ask_run(call, verb, {"who": who_asks(call)})
         if data.get("text"):
             out.line(str(data["text"]))
         return _answer(f"{verb}: {done}.", out, ["next: status says what has become of it"])
