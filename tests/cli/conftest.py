@@ -27,6 +27,7 @@ from guardrun.supervisor.report.incident import write_incident
 from guardrun.supervisor.report.run_record import write_summary
 from guardrun.supervisor.rundir.journal import Journal
 from guardrun.supervisor.rundir.run_directory import RunFile, write_run_file
+from guardrun.supervisor.rundir.traces import ModuleTrace, TraceRow, write_trace
 from guardrun.supervisor.wire.control_messages import CONTROL_SOCKET, Answer, Ask
 from tests.report.samples import crash, hang, rank_look, run_file, summary, wall
 
@@ -124,6 +125,19 @@ def recorded(runs: Path) -> Path:
     write_incident(run_dir, crash(), run, wall)
     write_summary(run_dir, summary(), run, wall)
     return run_dir
+
+
+TRACED_ROWS = [
+    TraceRow(12, "layers.0\x1b[2J", "forward", 0.0125, 100 << 20),
+    TraceRow(12, "", "forward", 0.05, 164 << 20),
+    TraceRow(12, "layers.0", "backward", 0.025, 100 << 20),
+]
+
+
+def keep_trace(run_dir: Path, number: int, rank: int, rows: list[TraceRow] = TRACED_ROWS) -> None:
+    """A trace of a rank, as the run keeps it."""
+    trace = ModuleTrace(number=number, rank=rank, node="node-a", attempt=0, at_s=1.0, rows=rows, steps=[(12, 0.1)])
+    write_trace(run_dir, trace)
 
 
 class FakeSupervisor:

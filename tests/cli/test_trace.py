@@ -6,28 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.rundir.traces import ModuleTrace, TraceRow, write_trace
 from guardrun.supervisor.wire.control_messages import Answer
-from tests.cli.conftest import Ctl, FakeSupervisor
-
-ROWS = [
-    TraceRow(12, "layers.0\x1b[2J", "forward", 0.0125, 100 << 20),
-    TraceRow(12, "", "forward", 0.05, 164 << 20),
-    TraceRow(12, "layers.0", "backward", 0.025, 100 << 20),
-]
-
-
-def keep(run_dir: Path, number: int, rank: int, rows: list[TraceRow] = ROWS) -> None:
-    trace = ModuleTrace(number=number, rank=rank, node="node-a", attempt=0, at_s=1.0, rows=rows, steps=[(12, 0.1)])
-    write_trace(run_dir, trace)
+from tests.cli.conftest import TRACED_ROWS, Ctl, FakeSupervisor, keep_trace
 
 
 @pytest.fixture
 def traced(live: FakeSupervisor, runs: Path) -> FakeSupervisor:
     run_dir = (runs / "latest").resolve()
-    keep(run_dir, 1, 0, ROWS[:1])
+    keep_trace(run_dir, 1, 0, TRACED_ROWS[:1])
     for rank in (0, 1):
-        keep(run_dir, 2, rank)
+        keep_trace(run_dir, 2, rank)
     live.answers["examine"] = Answer(
         is_ok=True, data={"ranks": {"0": {}, "1": {}}, "missing": {"3": "it is stopped"}, "nodes": {}, "number": 2}
     )
@@ -79,8 +67,8 @@ def test_as_json(ctl: Ctl, traced: FakeSupervisor) -> None:
 def test_what_was_kept_is_shown_of_a_run_that_is_over(ctl: Ctl, recorded: Path) -> None:
     ctl("trace", "show", code=1)
     assert "run vocab-1 has no traces" in ctl.err
-    keep(recorded, 1, 0, ROWS[:1])
-    keep(recorded, 2, 1)
+    keep_trace(recorded, 1, 0, TRACED_ROWS[:1])
+    keep_trace(recorded, 2, 1)
     out = ctl("trace", "show")
     assert "Rank 1" in out and "Rank 0" not in out
     assert ctl("trace", "show", "--ranks", "0,2", code=1) == ""

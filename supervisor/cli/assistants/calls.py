@@ -105,7 +105,7 @@ def _call(scope: Scope, run_dir: Path | None, **arguments: Any) -> tuple[Call, Q
     """A call of a verb, whose answer is taken down."""
     out = Quoting(scope.environ)
     given = argparse.Namespace(run=str(run_dir) if run_dir else "", guard_dir=None, **arguments)
-    return Call(given, scope.environ, scope.cwd, out), out
+    return Call(given, scope.environ, scope.cwd, out, WHO), out
 
 
 def _answer(said: str, out: Quoting, following: list[str] | None = None) -> Answer:
@@ -118,13 +118,14 @@ def _answer(said: str, out: Quoting, following: list[str] | None = None) -> Answ
 
 def _runs(scope: Scope, given: to.RunsArguments) -> Answer:
     out = Quoting(scope.environ)
-    found = [run for folder in scope.folders for run in list_runs(folder)]
-    rows = []
-    for run_dir in found[: given.limit]:
+    found = [list_runs(folder) for folder in scope.folders]
+    rows: list[tuple[float, list[str]]] = []
+    for run_dir in (run for runs in found for run in runs[: given.limit]):
+        name = run_dir.name if len(found) == 1 else str(run_dir)
         try:
             run = read_run(run_dir)
         except CtlError as error:
-            rows.append([run_dir.name, "can't be read", "", "", str(error)])
+            rows.append((0.0, [name, "can't be read", "", "", str(error)]))
             continue
         summary = read_json(run_dir / "summary.json", MAX_SUMMARY)
         alive = is_alive(run, scope.node())
@@ -133,11 +134,13 @@ def _runs(scope: Scope, given: to.RunsArguments) -> Answer:
             state = str(summary.get("outcome", "ended")).replace("_", " ")
         count = len(incident_folders(run_dir))
         began = iso_time(run.created_wall_s)
-        rows.append([run_dir.name, state, began, str(count) if count else "", " ".join(run.script[1:] or run.script)])
+        cells = [name, state, began, str(count) if count else "", " ".join(run.script[1:] or run.script)]
+        rows.append((run.created_wall_s, cells))
+    rows = sorted(rows, key=lambda row: row[0], reverse=True)[: given.limit]
+    said = f"runs: {len(rows)} of {sum(map(len, found))}, newest first." if rows else "runs: there are none."
     if rows:
-        out.table(["Run", "State", "Began", "Incidents", "Script"], rows)
-    said = f"runs: {len(rows)} of {len(found)}, newest first." if rows else "runs: there are none."
-    if not rows:
+        out.table(["Run", "State", "Began", "Incidents", "Script"], [cells for _, cells in rows])
+    else:
         out.line(f"in {', '.join(map(str, scope.folders))}")
     return _answer(said, out, ["next: status of one of them"] if rows else [])
 
@@ -180,7 +183,7 @@ def _diagnose(scope: Scope, given: to.DiagnoseArguments) -> Answer:
     cause = f", {hints.cause_words(told.kind, told.cause)}" if told.cause else ""
     cause = cause.replace(f", {told.verdict} (", " (")  # a hang is a hang
     named = hints.ranks_words(msgspec.to_builtins(told.culprits)) if told.cause else ""
-    said = f"diagnose: {told.verdict}{cause}, {told.confidence:.0%} sure{named}."
+    said = f"diagnose: {told.verdict}{cause}, {min(max(told.confidence, 0.0), 1.0):.0%} sure{named}."
     return _answer(said, out, hints.after_diagnosis(told.verdict, told.kind))
 
 
@@ -261,21 +264,23 @@ def _trace_show(scope: Scope, given: to.TraceShowArguments) -> Answer:
 def _trace_on(scope: Scope, given: to.TraceOnArguments) -> Answer:
     run_dir, ranks = scope.find_named(given.run), sorted(set(given.ranks)) or None
     call, out = _call(scope, run_dir, action="on", ranks=ranks, steps=given.steps, seconds=given.seconds, top=given.top)
-    trace.VERB.run(call)
+    code = trace.VERB.run(call)
     out.asides.clear()  # what is going to be done
+    if code != OK:
+        return _answer("trace_on: nothing was traced.", out)
     return _answer("trace_on: it has ended by itself.", out, ["next: trace_show has it again"])
 
 
 def _trace_off(scope: Scope, given: to.NamedRunArguments) -> Answer:
     call, out = _call(scope, scope.find_named(given.run), action="off", ranks=None)
-    trace.VERB.run(call)
-    return _answer("trace_off: asked.", out)
+    code = trace.VERB.run(call)
+    return _answer("trace_off: asked." if code == OK else "trace_off: there was nothing to stop.", out)
 
 
 def _order(verb: str, done: str) -> Callable[[Scope, to.NamedRunArguments], Answer]:
     def run(scope: Scope, given: to.NamedRunArguments) -> Answer:
         call, out = _call(scope, scope.find_named(given.run))
-        data = ask_run(call, verb, {"who": f"{who_asks()}, {WHO}"})
+        data = ask_run(call, verb, {"who": who_asks(call)})
         if data.get("text"):
             out.line(str(data["text"]))
         return _answer(f"{verb}: {done}.", out, ["next: status says what has become of it"])

@@ -29,6 +29,8 @@ class Lines:
     def __init__(self) -> None:
         # At fd 0 and 1 lie others then: no child inherits the client's.
         self._source, self._target = _move(0, os.open(os.devnull, os.O_RDONLY)), _move(1, os.dup(2))
+        for fd in (self._source, self._target):  # whatever the client's program has made of its end
+            os.set_blocking(fd, True)
         self._loop = asyncio.get_running_loop()
         self._in_send, self._in = anyio.create_memory_object_stream[str](QUEUED)
         self._out, self._out_receive = anyio.create_memory_object_stream[str](QUEUED)

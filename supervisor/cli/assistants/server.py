@@ -64,8 +64,7 @@ class Assistants:
         if isinstance(given, MoreArguments):
             return self._more(given)
         answer = await self._workers.call(tool, given)
-        number = 0 if answer.is_error else self._kept.add(answer)
-        return present(answer, number, chars=self._chars), answer.is_error
+        return present(answer, self._kept.add(answer), chars=self._chars), answer.is_error
 
     def _more(self, given: MoreArguments) -> tuple[str, bool]:
         """Of an answer that is kept here."""

@@ -42,7 +42,6 @@ def main() -> int:
     target = os.dup(1)
     os.dup2(2, 1)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, which the server has, too
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Request)
     if os.getppid() != request.parent:  # it has ended before the kernel was told
         return 1

@@ -20,8 +20,8 @@ from guardrun.supervisor.cli.assistants.worker import MODULE, Request
 
 AT_ONCE = 2
 """Calls of one tool; further ones wait, and no tool waits for another."""
-MAX_WAITING = 32
-"""Calls that have not been answered; further ones are refused."""
+MAX_WAITING = 16
+"""Calls of one tool that have not been answered; further ones are refused."""
 MAX_BYTES = 16 * MAX_KEPT
 """Of an answer, as it comes."""
 
@@ -32,18 +32,18 @@ class Workers:
     def __init__(self, folders: tuple[Path, ...], cwd: Path) -> None:
         self._folders, self._cwd = folders, cwd
         self._rooms = {tool.name: anyio.Semaphore(AT_ONCE) for tool in TOOLS}
-        self._count = 0
+        self._counts = dict.fromkeys(self._rooms, 0)
 
     async def call(self, tool: Tool, arguments: Arguments) -> Answer:
         """Have it done. Whoever cancels this has the process ended."""
-        if self._count >= MAX_WAITING:
-            return _none(tool, f"{MAX_WAITING} calls have no answer yet: wait for these.")
-        self._count += 1
+        if self._counts[tool.name] >= MAX_WAITING:
+            return _none(tool, f"{MAX_WAITING} calls of it have no answer yet: wait for these.")
+        self._counts[tool.name] += 1
         try:
             async with self._rooms[tool.name]:
                 return await self._run(tool, arguments)
         finally:
-            self._count -= 1
+            self._counts[tool.name] -= 1
 
     async def _run(self, tool: Tool, arguments: Arguments) -> Answer:
         request = Request(

@@ -40,12 +40,13 @@ def ask_run(call: Call, verb: str, arguments: dict[str, Any], timeout_s: float =
     return answer.data
 
 
-def who_asks() -> str:
-    """The user's name, for the journal."""
+def who_asks(call: Call) -> str:
+    """The user's name, for the journal; and what asks in the user's place."""
     try:
-        return getpass.getuser()
+        name = getpass.getuser()
     except (KeyError, OSError):  # no name for this number, as in many containers
-        return "unknown"
+        name = "unknown"
+    return f"{name}, {call.by}" if call.by else name
 
 
 class Examined(NamedTuple):
@@ -70,7 +71,7 @@ def examine(call: Call, what: str, ranks: list[int] | str, arguments: dict[str, 
     ranks: their numbers, or ALL. what, arguments: as supervisor/node/rank_examinations.py has them. seconds: how long
     it takes there. Raises CtlError.
     """
-    asked = {"ranks": ranks, "what": what, "arguments": arguments, "seconds": seconds, "who": who_asks()}
+    asked = {"ranks": ranks, "what": what, "arguments": arguments, "seconds": seconds, "who": who_asks(call)}
     data = ask_run(call, "examine", asked, seconds + EXAMINED_S)
     try:
         return Examined(

@@ -35,6 +35,8 @@ class Call(NamedTuple):
     environ: Mapping[str, str]
     cwd: Path
     out: Output
+    by: str = ""
+    """Which program asks in the user's place, for the journal: `by guardctl mcp`."""
 
 
 def write_named(path: Path, data: bytes, mode: int = READABLE) -> None:

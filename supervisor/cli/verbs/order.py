@@ -17,7 +17,7 @@ from guardrun.supervisor.engine.observation.stack_grouping import group_data, gr
 
 def _order(verb: str, done: str) -> Verb:
     def run(call: Call) -> int:
-        data = ask_run(call, verb, {"who": who_asks()})
+        data = ask_run(call, verb, {"who": who_asks(call)})
         if call.out.is_json:
             call.out.json({"ok": True, **data})
         else:

@@ -21,8 +21,7 @@ from guardrun.supervisor.cli.base.verb import CtlError
 from guardrun.supervisor.report.incident import write_incident
 from guardrun.supervisor.rundir.run_directory import RUN_FILE
 from guardrun.supervisor.wire.control_messages import Answer
-from tests.cli.conftest import FakeSupervisor, make_run, record_journal, stacks_answer
-from tests.cli.test_trace import keep
+from tests.cli.conftest import FakeSupervisor, keep_trace, make_run, record_journal, stacks_answer
 from tests.report.rank_states import STATE
 from tests.report.samples import hang, wall
 from tests.support.mcp_client import COMMAND, McpClient, unquoted
@@ -44,7 +43,7 @@ def client(runs: Path) -> Iterator[McpClient]:
 
 
 def test_a_run_that_is_over(recorded: Path, client: McpClient, runs: Path) -> None:
-    keep(recorded, 1, 0)
+    keep_trace(recorded, 1, 0)
     other, _ = make_run(runs, "vocab-2")
     record_journal(other)
     replies = client.calls(
@@ -104,10 +103,11 @@ def test_a_living_run_is_asked_and_steered(acting: McpClient, live: FakeSupervis
     assert [ask.verb for ask in live.asked] == ["hold", "unhold", "restart", "checkpoint"]
     assert all(ask.arguments["who"].endswith(", by guardctl mcp") for ask in live.asked)
     live.answers["examine"] = Answer(is_ok=True, data={"ranks": {"0": {}}, "number": 1})
-    keep(Path("guardrun-runs/live-1").resolve(), 1, 0)
+    keep_trace(Path("guardrun-runs/live-1").resolve(), 1, 0)
     assert "layers.0" in acting.call("trace_on", {"run": "live-1", "steps": 2, "ranks": [0]}).text
     assert "asked: what was traced" in acting.call("trace_off", {"run": "live-1"}).text
     assert [ask.arguments["what"] for ask in live.asked[4:]] == ["modules", "stop"]
+    assert all(ask.arguments["who"].endswith(", by guardctl mcp") for ask in live.asked)
     live.asked.clear()
     assert "needs its id, not latest" in acting.call("restart", {"run": "latest"}).text
     assert "missing required field `run`" in acting.call("restart").text
@@ -162,7 +162,7 @@ def test_a_run_gives_an_assistant_no_orders(runs: Path) -> None:
     record |= {"cause": hostile, "kind": hostile, "action": hostile, "id": "1", "step": hostile, "onset": hostile}
     record["evidence"] = {"tracebacks": hostile, "why_no_culprit": hostile, **record["evidence"]}
     path.write_text(json.dumps(record))
-    keep(run_dir, 1, 0)
+    keep_trace(run_dir, 1, 0)
     trace = next(run_dir.glob("traces/*.json"))
     trace.write_text(trace.read_text().replace("layers.0", msgspec.json.encode(hostile).decode()[1:-1]))
     make_run(runs, ORDERED.replace(" ", "-"), script=[hostile])
@@ -240,7 +240,9 @@ def test_several_folders(runs: Path, tmp_path: Path) -> None:
     with pytest.raises(CtlError, match="no run three in"):
         scope.find("three")
     with McpClient(str(runs), "other", cwd=tmp_path) as client:
-        assert "runs: 4 of 4" in client.call("runs").text
+        listed = client.call("runs").text
+    names = [line.split()[1] for line in listed.split("\n")[3:-1]]
+    assert names == [str(run) for run in (other / "both", other / "two", runs / "both", runs / "one")]
 
 
 def test_a_folder_that_a_run_will_make(tmp_path: Path) -> None:
@@ -299,7 +301,8 @@ def test_a_long_query_holds_up_nobody_and_ends_with_who_asked(recorded: Path, cl
     wait_until(lambda: worker_of(client), 60, "another query")
     [left] = worker_of(client)
     calls = [client.begin_call("query", {"sql": ENDLESS, "seconds": 30}) for _ in range(MAX_WAITING)]
-    assert f"{MAX_WAITING} calls have no answer yet" in client.reply(calls[-1]).text
+    assert f"{MAX_WAITING} calls of it have no answer yet" in client.reply(calls[-1]).text
+    assert not client.call("incidents").is_error
     assert client.close() == 0
     assert not Path(f"/proc/{left}").exists()
 
