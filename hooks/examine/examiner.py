@@ -12,6 +12,7 @@ from time import monotonic_ns
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import (
+    EVAL,
     MAX_REQUEST_BYTES,
     answer_name,
     read_whole,
@@ -36,6 +37,12 @@ def _allocations(rank: Rank, arguments: dict[str, Any]) -> Examination:
     return Allocations(rank, arguments)
 
 
+def _evaluation(rank: Rank, arguments: dict[str, Any]) -> Examination:
+    from guardrun.hooks.examine.evaluation import Evaluation
+
+    return Evaluation(rank, arguments)
+
+
 def _modules(rank: Rank, arguments: dict[str, Any]) -> Examination:
     from guardrun.hooks.examine.module_times import ModuleTimes
 
@@ -50,6 +57,7 @@ def _state(rank: Rank, arguments: dict[str, Any]) -> Examination:
 
 KINDS: dict[str, Callable[[Rank, dict[str, Any]], Examination]] = {
     "allocations": _allocations,
+    EVAL: _evaluation,
     "modules": _modules,
     "state": _state,
 }

@@ -60,7 +60,7 @@ class OptimizerSteps:
         """Pulses up to the last step that was looked at, and that one."""
 
     def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """An optimizer has stepped. Never raises."""
+        """An optimizer has stepped. Raises nothing of its own."""
         rank, pace = self._rank, self._pace
         try:
             words = rank.words
@@ -77,6 +77,9 @@ class OptimizerSteps:
                     return
             self._look(optimizer, pulses, now_ns)
         except Exception as error:
+            if error is rank.passed_on:
+                rank.passed_on = None
+                raise
             rank.fail("optimizer", error)
 
     def watch(self, call: Callable[[Any], None] | None) -> None:

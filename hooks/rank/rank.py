@@ -167,6 +167,8 @@ class Rank:
     """None until torch's optimizers are imported, and where no allocator tells what it holds."""
     examination: Examination | None = None
     """None unless a person has asked for one, and it goes on."""
+    passed_on: BaseException | None = None
+    """What a handler of the script's raised for a signal that came in the middle of a hook: it goes to the script."""
 
     def __init__(self, settings: dict[str, object], attempt: int) -> None:
         """Read who this rank is from the environment. Raises KeyError or ValueError where that doesn't tell."""
