@@ -335,7 +335,7 @@ def test_what_a_signals_handler_raises_meanwhile_is_the_scripts(training: Traini
 
 
 def test_where_training_stands_it_runs_beside_it(training: Training, capfd: Any) -> None:
-    one = training.ask("import threading\nprint(batch)\n(threading.current_thread() is threading.main_thread(), waits)", wait_s=0)
+    one = training.ask("import threading\nprint(batch)\n(threading.get_ident() == threading.main_thread().ident, waits)", wait_s=0)
 
     def stand(batch: str) -> dict[str, Any] | None:
         waits = 7
