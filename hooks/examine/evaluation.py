@@ -176,7 +176,7 @@ class Evaluation:
             parts = [mentioned(code) for code in self._program.codes()]
             wanted = None if None in parts else frozenset().union(*(part for part in parts if part is not None))
             given = names.find(wanted)
-            self._told = {"step": rank.step_now(), "frame": names.place(), "names_trouble": names.trouble}
+            self._told = {"step": rank.step_now(), "frame": names.place(), "names_trouble": names.trouble, "ranks": rank.world_size}
             settings = Settings(rank.steps.optimizers() if rank.steps is not None else [])
             scope = {**given, "__name__": "guardctl_eval", "__builtins__": sys.modules["builtins"]}
             state = ThreadState(draws=self._where == AT_STEP)

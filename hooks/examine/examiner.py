@@ -14,6 +14,7 @@ from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import (
     EVAL,
     MAX_REQUEST_BYTES,
+    RATE,
     answer_name,
     read_whole,
     request_name,
@@ -49,6 +50,12 @@ def _modules(rank: Rank, arguments: dict[str, Any]) -> Examination:
     return ModuleTimes(rank, arguments)
 
 
+def _rate(rank: Rank, arguments: dict[str, Any]) -> Examination:
+    from guardrun.hooks.examine.learning_rate import LearningRate
+
+    return LearningRate(rank, arguments)
+
+
 def _state(rank: Rank, arguments: dict[str, Any]) -> Examination:
     from guardrun.hooks.examine.inspection import Inspection
 
@@ -59,6 +66,7 @@ KINDS: dict[str, Callable[[Rank, dict[str, Any]], Examination]] = {
     "allocations": _allocations,
     EVAL: _evaluation,
     "modules": _modules,
+    RATE: _rate,
     "state": _state,
 }
 """What may be asked for."""

@@ -133,9 +133,9 @@ class OptimizerSteps:
             memory.on_step(optimizer, now_ns)
         if checksums is not None and count >= checksums.due.get(key, 0):
             checksums.on_optimizer(optimizer, count)
-        self._and_then(optimizer)
         may_be_quiet = is_step and len(counts) == 1 and rank.guard is None and rank.gc_policy is None
         self._pace.quiet_until = self._plan(key, count, pulses + 1) if may_be_quiet else 0
+        self._and_then(optimizer)  # which may want to see the next one, too
 
     def _plan(self, key: int, count: int, begins: int) -> int:
         """Up to which pulse steps are quiet. begins: the count of pulses now."""

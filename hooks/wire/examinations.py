@@ -35,6 +35,7 @@ EVAL = "eval"
 """What runs a person's code: asked for on the rank's own node, and by no other way (supervisor/node/live_code.py)."""
 MAX_EVALUATED_S = 60.0
 """The longest that code may run: the thread that trains runs nothing else meanwhile."""
+MAX_FACTOR = 1e6
 RATE = "rate"
 """What changes learning rates, on all ranks at the same step."""
 

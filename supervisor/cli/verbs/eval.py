@@ -161,6 +161,8 @@ def _print(out: Output, number: int, node: str, told: dict[str, Any]) -> None:
         out.line(said, "yellow")
     for change in told.get("changes") or []:
         out.line(f"changed: {change}", "bold")
+    if told.get("changes") and told.get("ranks", 1) > 1:
+        out.line("on this rank only: guardctl set lr and scale lr change the learning rate on all, after the same step", "yellow")
     if assigned := told.get("assigned"):
         names = ", ".join(assigned)
         out.line(f"assigned here only: {names}. The script's own are as they were (import __main__ for its globals)", "dim")
