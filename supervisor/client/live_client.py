@@ -6,6 +6,7 @@ import json
 import os
 import socket
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,8 @@ def run_code(folder: Path, asked: dict[str, Any], timeout_s: float) -> dict[str,
             peer.connect(f"/proc/self/fd/{held}")
             if why := who_may_not(peer):
                 raise LiveRefused(f"{path}: {why}")
-            send(peer, asked)
+            with suppress(BrokenPipeError):  # it says no before it has heard all
+                send(peer, asked)
             return receive(peer, MAX_ANSWER_BYTES, timeout_s)
     except (OSError, ValueError, RecursionError) as error:
         raise LiveRefused(f"its supervisor did not answer: {error}") from None

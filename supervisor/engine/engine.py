@@ -44,7 +44,7 @@ from guardrun.supervisor.engine.recovery import (
     requeue,
     resumption,
 )
-from guardrun.supervisor.engine.recovery.decide import announce, observe
+from guardrun.supervisor.engine.recovery.decide import announce, observe, renew_hand_changes
 from guardrun.supervisor.engine.recovery.restart_policy import decide_restart
 from guardrun.supervisor.engine.recovery.run_summary import record_attempt, summary
 from guardrun.supervisor.engine.state import hand_changes, incidents
@@ -233,7 +233,8 @@ def _on_hand_change_ended(state: State, event: ev.HandChangeEnded, now_s: float)
     state.by_hand, change = hand_changes.end(state.by_hand, event)
     if change is None or not change.changes:
         return []
-    return [announce(f"changed by hand: {hand_changes.said(change)} ({change.who})", level="info")]
+    said = announce(f"changed by hand: {hand_changes.said(change)} ({change.who})", level="info")
+    return [said, *renew_hand_changes(state, change)]
 
 
 def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:

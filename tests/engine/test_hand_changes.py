@@ -43,6 +43,31 @@ def test_an_explosion_after_it_names_it(told: Told) -> None:
     assert only(told).summary.count("Changed by hand before") == 1
 
 
+def test_an_explosion_that_is_told_before_the_change_is_known_to_be_done(told: Told) -> None:
+    """All ranks have to say so first, after one step more; the loss may be faster."""
+    told.running(ranks=2)
+    training = Training(told, 2).go(plain(7), 200)
+    change(told, training.now_s, changes=["learning rate × 2 (0.005 → 0.01) in AdamW"], step=200)
+    training.go(plain(7), 230)
+    asked = ev.HandChangeAsked(
+        attempt=told.attempt, id="late", global_ranks=[0, 1], verb="scale", text="lr 10", seconds=9.0, who="ada"
+    )
+    told.tell(asked, training.now_s)
+    training.go(poisoned(plain(7), 1, 432), 60)
+    before = only(told)
+    assert before.summary.endswith("by scale at step 200, 232 steps before.")
+    assert [one["said"] for one in before.evidence["changed_by_hand"]][1] == "`lr 10` by scale"
+    actions = told.tell(
+        ev.HandChangeEnded(attempt=told.attempt, id="late", outcome="done", step=430, changes=[CHANGE]), training.now_s
+    )
+    assert [type(one) for one in actions] == [ac.Say, ac.WriteIncident]
+    after = only(told)
+    assert after.summary == f"{before.summary.partition(' Changed')[0]} Changed by hand before: {SAID}, 2 steps before."
+    assert [one["changes"] for one in after.evidence["changed_by_hand"]][1] == [CHANGE]
+    told.tell(ev.CheckpointSaved(attempt=told.attempt, global_rank=0, path="/out/a.pt", step=500, duration_s=0.1))
+    assert only(told).summary == after.summary
+
+
 def test_without_one_nothing_is_named(told: Told) -> None:
     told.running(ranks=2)
     training = Training(told, 2).go(plain(7), 430)
