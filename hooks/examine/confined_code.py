@@ -8,8 +8,8 @@ be raised at any later moment, so three things keep it from the script's own cod
 
 - It is sent by one call of C functions, which goes through a list of the threads that are inside: no other thread runs
   between the look at that list and the sending. Who leaves takes itself off the list: from then on nothing is sent.
-- Who has left has what has been sent, and not yet raised, raised at once, and catches it: there is one at most. (To take
-  it back, by NULL, would leave CPython 3.11 looking for it at each turn of each loop.)
+- Who has left has what has been sent, and not yet raised, raised at once, and catches it: there is one at most. To take
+  it back (by NULL) would leave CPython 3.11 looking for it at each turn of each loop.
 - What is raised between the code's end and that is caught by one of LAYERS calls around it. Each catches one, and there
   are more of them than are ever sent.
 
@@ -155,7 +155,7 @@ class Confined:
         kinds.append(self._insistent)
 
     def interrupt(self) -> None:
-        """Have it interrupted, if it still runs; for another thread. Up to MAX_SENDS times, each of which may be lost."""
+        """Have it interrupted, if it still runs; for another thread. MAX_SENDS times at most; each may be lost."""
         if self.sends < MAX_SENDS and can_interrupt():
             self.sends += 1
             kind = Interrupted if self.sends <= PLAIN_SENDS else self._insistent
@@ -188,10 +188,10 @@ class Confined:
         except BaseException as error:  # an interruption; or a signal's, from wherever it came
             self._inside.clear()
             if not isinstance(error, Interrupted):
-                self._take(error)
+                self._note(error)
             self._settle()
 
-    def _take(self, error: BaseException) -> None:
+    def _note(self, error: BaseException) -> None:
         if is_of_signal(error):
             self.outcome.signalled = error
         else:
@@ -216,7 +216,7 @@ class Confined:
         except Interrupted:
             raise
         except BaseException as error:
-            self._take(error)
+            self._note(error)
             return
         finally:
             if os.getpid() != pid:  # a child that must not go on to train
@@ -233,14 +233,18 @@ def _stream(name: str) -> Any:
 # Text ---------------------------------------------------------------------------------------------------------------
 
 
+LIMITS = {
+    **dict.fromkeys(("maxdict", "maxlist", "maxtuple", "maxset", "maxfrozenset", "maxdeque"), 200),
+    **dict.fromkeys(("maxstring", "maxother"), MAX_RESULT_CHARS),
+    **{"maxlevel": 6, "maxarray": 1000, "maxlong": 400},
+}
+"""Of reprlib.Repr: how much of what is made into text."""
+
+
 class _Text(reprlib.Repr):
     def __init__(self) -> None:
         super().__init__()
-        self.maxlevel = 6
-        self.maxdict = self.maxlist = self.maxtuple = self.maxset = self.maxfrozenset = self.maxdeque = 200
-        self.maxarray = 1000
-        self.maxlong = 400
-        self.maxstring = self.maxother = MAX_RESULT_CHARS
+        vars(self).update(LIMITS)
 
 
 def describe_value(value: Any) -> tuple[str, int]:
@@ -300,7 +304,8 @@ def is_of_signal(error: BaseException) -> bool:
 def _code_of(handler: Any) -> Any:
     for name in ("func", "__func__"):
         handler = getattr(handler, name, handler)
-    handler = handler if hasattr(handler, "__code__") else getattr(type(handler), "__call__", None)
+    if not hasattr(handler, "__code__") and callable(handler):
+        handler = type(handler).__call__
     return getattr(handler, "__code__", None)
 
 

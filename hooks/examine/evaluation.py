@@ -1,7 +1,7 @@
 """Runs a person's code in the rank (`guardctl eval`): between two steps on the thread that trains, or beside it.
 
 At the end of the next optimizer's step, on the thread that trains: nothing of training runs meanwhile. Where no step
-ends for a while, on a thread of its own: the thread that trains stands then, or takes long, and may go on at any moment.
+ends for a while, on a thread of its own: the thread that trains stands then, or takes long, and may go on meanwhile.
 Not within a backward pass, and not while a graph is captured.
 
 While it runs on the thread that trains, the board says that the rank advances: nobody takes that for a hang, until its
@@ -77,7 +77,7 @@ class Evaluation:
         self._done.acquire()
         self._told: dict[str, Any] = {}
 
-    # On the hooks' thread ----------------------------------------------------------------------------------------------
+    # On the hooks' thread --------------------------------------------------------------------------------------------
 
     def on_beat(self, now_ns: int) -> dict[str, Any] | None:
         """Wait for a step's end, or begin beside it; interrupt what takes too long; the answer, once it is over."""
@@ -149,7 +149,7 @@ class Evaluation:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    # On the thread that runs it ------------------------------------------------------------------------------------------
+    # On the thread that runs it --------------------------------------------------------------------------------------
 
     def _on_step(self, optimizer: Any) -> None:
         rank = self._rank
@@ -176,7 +176,12 @@ class Evaluation:
             parts = [mentioned(code) for code in self._program.codes()]
             wanted = None if None in parts else frozenset().union(*(part for part in parts if part is not None))
             given = names.find(wanted)
-            self._told = {"step": rank.step_now(), "frame": names.place(), "names_trouble": names.trouble, "ranks": rank.world_size}
+            self._told = {
+                "step": rank.step_now(),
+                "frame": names.place(),
+                "names_trouble": names.trouble,
+                "ranks": rank.world_size,
+            }
             settings = Settings(rank.steps.optimizers() if rank.steps is not None else [])
             scope = {**given, "__name__": "guardctl_eval", "__builtins__": sys.modules["builtins"]}
             state = ThreadState(draws=self._where == AT_STEP)
@@ -185,7 +190,9 @@ class Evaluation:
                 self._confined.run(scope)
             finally:
                 state.put_back()
-            assigned = sorted(name for name in given if scope.get(name) is not given[name] and not name.startswith("__"))
+            assigned = sorted(
+                name for name in given if scope.get(name) is not given[name] and not name.startswith("__")
+            )
             self._told["assigned"] = assigned[:MAX_NAMES]
             self._told["changes"] = describe_changes(settings.changes())
         except Exception as error:
@@ -199,7 +206,7 @@ class Evaluation:
             rank.passed_on = signalled if isinstance(signalled, Exception) else None
             raise signalled
 
-    # The answer ----------------------------------------------------------------------------------------------------------
+    # The answer ------------------------------------------------------------------------------------------------------
 
     def _describe(self) -> dict[str, Any]:
         outcome = self._confined.outcome

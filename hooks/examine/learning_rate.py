@@ -1,7 +1,7 @@
-"""Changes learning rates on a person's request (`guardctl set lr`, `guardctl scale lr`), on all ranks after the same step.
+"""Changes learning rates on a person's request (`guardctl set lr`, `scale lr`), on all ranks after the same step.
 
 The supervisor names a step that no rank has reached. Each rank takes it up at once, and says no at once where it can't.
-At that step's end, on the thread that trains, all ranks meet at torch's store (hooks/guards/agreement.py): the rates are
+At that step's end, on the thread that trains, all ranks meet at torch's store (hooks/guards/agreement.py): rates are
 changed only where all of them have come, and none says no. Who has waited for ten seconds goes on, and nobody changes
 anything: the store takes one verdict, the same for all.
 
@@ -42,17 +42,16 @@ _CAPTURES = int(Field.CAPTURES)
 
 
 class LearningRate:
-    """One request. Arguments: `mode` (set, scale), `value`, `at_step`, `id`, `seconds`, `optimizer`, `group` (or None)."""
+    """One request. Arguments: `mode`, `value`, `at_step`, `id`, `seconds`, and `optimizer`, `group` or None."""
 
     def __init__(self, rank: Rank, arguments: Mapping[str, Any]) -> None:
         self._rank = rank
-        self._mode, self._value = arguments.get("mode"), arguments.get("value")
-        self._at_step, seconds = arguments.get("at_step"), arguments.get("seconds")
+        self._mode, self._value = check(arguments.get("mode"), arguments.get("value"))
+        at_step, seconds = arguments.get("at_step"), arguments.get("seconds")
         self._chosen = arguments.get("optimizer"), arguments.get("group")
-        check(self._mode, self._value)
-        if not isinstance(self._at_step, int) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SECONDS:
+        if not isinstance(at_step, int) or not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SECONDS:
             raise ValueError(f"a step is waited for up to {MAX_SECONDS:g} seconds")
-        self._seconds = seconds
+        self._at_step, self._seconds = at_step, seconds
         self.ends_ns = monotonic_ns() + int(seconds * 1e9)
         self._turn = [None]
         """As of evaluation.py: whoever takes what is in it meets the others, or says no."""
@@ -150,7 +149,7 @@ class LearningRate:
                 found = found_objects.find_instances((kind,))
                 self._schedulers = [one for one in found if not mine.isdisjoint(map(id, groups_of(one)))]
 
-    # On the thread that trains -----------------------------------------------------------------------------------------
+    # On the thread that trains ---------------------------------------------------------------------------------------
 
     def _on_step(self, optimizer: Any) -> None:
         rank = self._rank
@@ -175,7 +174,9 @@ class LearningRate:
         if self._agreement is not None:
             verdict = self._agreement.ask(KEY, wants=bool(why))
             if verdict is None:
-                return why or f"not all ranks came to the end of step {self._at_step} within {WAIT_S:g} s, or one said no"
+                return (
+                    why or f"not all ranks came to the end of step {self._at_step} within {WAIT_S:g} s, or one said no"
+                )
             if verdict:
                 return why or "another rank said no"
         elif why:
@@ -206,7 +207,7 @@ class LearningRate:
         return "", [(was, self._value) for was in rates]
 
     def _look_again(self, step: int) -> None:
-        """Whether the rates, as the next step has used them, are nearer to what they were set to than to what they were."""
+        """Whether the rates that the next step has used are nearer to the new ones than to the old ones."""
         lasting = True
         for group, was, now in self._after:
             rate = float(group["lr"])
@@ -215,15 +216,18 @@ class LearningRate:
         self._told["later"] = {"step": step, "lr": [float(group["lr"]) for group, _, _ in self._after[:NAMED]]}
 
 
-def check(mode: object, value: object) -> None:
-    """Raises ValueError where rates can't be changed so."""
+def check(mode: object, value: object) -> tuple[str, float]:
+    """The same. Raises ValueError where rates can't be changed so."""
     if mode not in (SET, SCALE) or not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError("it is not said how rates are to be changed")
     if not isfinite(value) or not 0 <= value <= MAX_FACTOR or (mode == SCALE and not value):
         raise ValueError(f"a learning rate is 0 or more, a factor more than 0; both up to {MAX_FACTOR:g}")
+    return str(mode), float(value)
 
 
-def choose(optimizers: list[Any], optimizer: int | None, group: int | None) -> Iterator[tuple[Any, int, dict[str, Any]]]:
+def choose(
+    optimizers: list[Any], optimizer: int | None, group: int | None
+) -> Iterator[tuple[Any, int, dict[str, Any]]]:
     """Groups that are meant, each once: (optimizer, number of the group, group). None: all of them."""
     seen: set[int] = set()
     for number, one in enumerate(optimizers):
@@ -233,7 +237,9 @@ def choose(optimizers: list[Any], optimizer: int | None, group: int | None) -> I
                 yield one, place, each
 
 
-def apply(targets: list[tuple[Any, int, dict[str, Any]]], schedulers: list[Any], rates: list[tuple[float, float]]) -> list[str]:
+def apply(
+    targets: list[tuple[Any, int, dict[str, Any]]], schedulers: list[Any], rates: list[tuple[float, float]]
+) -> list[str]:
     """Set rates, and scale what schedulers go by. Answers the schedulers' types. rates: before and after."""
     factors: dict[int, float] = {}
     for (_, _, group), (was, now) in zip(targets, rates, strict=True):

@@ -22,7 +22,6 @@ from guardrun.supervisor.cli.verbs import (
     compare,
     config,
     diagnose,
-    eval as eval_code,
     flame,
     incidents,
     inspect,
@@ -38,6 +37,9 @@ from guardrun.supervisor.cli.verbs import (
     slurm,
     status,
     trace,
+)
+from guardrun.supervisor.cli.verbs import (
+    eval as eval_code,
 )
 
 VERBS: tuple[Verb, ...] = (

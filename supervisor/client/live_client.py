@@ -12,7 +12,7 @@ from typing import Any
 
 from guardrun.supervisor.base.own_files import name_user
 from guardrun.supervisor.collect.host.process_table import ProcessTable, parse_environ, read_environ
-from guardrun.supervisor.node.live_code import LIVE_SOCKET, MAX_ANSWER_BYTES, find_fault, receive, send, who_may_not
+from guardrun.supervisor.wire.live_socket import LIVE_SOCKET, MAX_ANSWER_BYTES, find_fault, receive, send, who_may_not
 
 CONNECT_S = 5.0
 
@@ -22,7 +22,7 @@ class LiveRefused(Exception):
 
 
 def find_ranks(run_id: str) -> dict[int, tuple[Path, bool]]:
-    """This user's ranks of a run that live on this node → the folder of their supervisor's sockets, and may it be asked.
+    """This user's ranks of a run on this node → the folder of their supervisor's sockets, and may code be run there.
 
     By what they were started with: a run may have several nodes, and each a folder of its own.
     """

@@ -128,7 +128,9 @@ class RankQuestions:
         change = RateChange(attempt, who, wanted)
         if what == RATE:
             if len(wanted) != state.world_size:
-                raise _Mistake(f"{len(wanted)} of {state.world_size} ranks: rates are changed on all of them, or on none")
+                raise _Mistake(
+                    f"{len(wanted)} of {state.world_size} ranks: rates are changed on all of them, or on none"
+                )
             arguments, seconds = self._plan(arguments, seconds)
             node.feed(change.asked(arguments, seconds))
         elif what != STOP:

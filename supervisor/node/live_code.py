@@ -1,29 +1,21 @@
-"""The socket at which `guardctl eval` has code run in ranks of this node: of this user, on this node, and of nobody else.
+"""The socket by which `guardctl eval` has code run in ranks: for this user, on this node, and for nobody else.
 
     guardctl eval ── SO_PEERCRED ──▶ live ── this file ──▶ request file, board ──▶ hooks/examine/evaluation.py
             ▲                          │                                               │
             └──────────────────────────┴───────────── answer file ◀────────────────────┘
 
 A plain Unix socket of this user in a folder that nobody else can enter. The kernel says who has connected: with another
-user's credentials, root's too, nothing is read. There is no socket where the run was started with `[live] eval = false`,
-and the ranks' hooks refuse it by themselves (they were told so when they started). No other way leads there: what is
-asked by way of the head (rank_examinations.py) is refused before it reaches a rank.
-
-Frames: four bytes of length, then JSON, either way, one each.
+user's credentials, root's too, nothing is read. With `[live] eval = false` there is no socket, and the ranks' hooks
+refuse it by themselves: they were told so when they started. No other way leads there: what is asked by way of the head
+(rank_examinations.py) is refused before it reaches a rank.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import secrets
 import socket
-import stat
-import struct
 import threading
-import time
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 from guardrun.hooks.wire.examinations import EVAL, MAX_CODE_BYTES, MAX_EVALUATED_S, MAX_REQUEST_BYTES, MAX_SECONDS
@@ -33,15 +25,8 @@ from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.state.hand_changes import NOT_RUN
 from guardrun.supervisor.node.rank_collection import RankContext
 from guardrun.supervisor.node.rank_examinations import RankExaminations
+from guardrun.supervisor.wire.live_socket import LIVE_SOCKET, SLOW_S, find_fault, receive, send, who_may_not
 
-LIVE_SOCKET = "live"
-"""In the run's socket folder."""
-CREDENTIALS = struct.Struct("3i")
-"""struct ucred: pid, uid, gid (man 7 unix)."""
-LENGTH = struct.Struct("!I")
-MAX_ANSWER_BYTES = 4 << 20
-SLOW_S = 5.0
-"""Who says, or takes, nothing for so long is let go."""
 MAX_WAITING = 8
 """Requests at a time."""
 
@@ -169,7 +154,7 @@ class LiveCode:
 
 
 def ended(attempt: int, name: str, told: dict[str, Any], why: str) -> ev.HandChangeEnded:
-    """What became of a request, as the journal has it. told: as hooks/examine/evaluation.py tells it; empty: nothing."""
+    """What became of a request, as the journal has it. told: as hooks/examine/evaluation.py has it; empty: nothing."""
     step, changes = told.get("step"), told.get("changes")
     if told:
         outcome = str(told.get("outcome", "unknown"))[:40]
@@ -200,57 +185,3 @@ def _check(asked: dict[str, Any]) -> tuple[int, dict[str, Any], float]:
     only = asked.get("only_at_step") is True
     arguments = {"code": code, "timeout_s": timeout_s, "wait_s": wait_s, "only_at_step": only}
     return number, arguments, float(timeout_s + wait_s)
-
-
-# Both ends -----------------------------------------------------------------------------------------------------------
-
-
-def find_fault(folder: Path) -> str:
-    """Why a folder is not this user's alone; empty: it is."""
-    at = folder.lstat()
-    if not stat.S_ISDIR(at.st_mode):
-        return "is no folder"
-    if at.st_uid != os.geteuid():
-        return f"belongs to user {at.st_uid}"
-    return "may be entered by others" if at.st_mode & 0o077 else ""
-
-
-def who_may_not(peer: socket.socket) -> str:
-    """Why whoever is at the other end is not spoken with; empty: it is this very user."""
-    _, uid, _ = CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size))
-    if uid == os.geteuid():
-        return ""
-    return f"code is run for user {os.geteuid()} alone, whose run this is, and not for user {uid}"
-
-
-def send(peer: socket.socket, what: dict[str, Any]) -> None:
-    """Raises OSError; TimeoutError where nobody takes it."""
-    data = json.dumps(what).encode()
-    peer.settimeout(SLOW_S)
-    peer.sendall(LENGTH.pack(len(data)) + data)
-
-
-def receive(peer: socket.socket, limit: int, timeout_s: float = SLOW_S) -> dict[str, Any]:
-    """Raises OSError, or ValueError where it is none, or longer than limit (bytes)."""
-    by_s = time.monotonic() + timeout_s
-
-    def read(count: int) -> bytes:
-        data = b""
-        while len(data) < count:
-            left_s = by_s - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError("nothing was said in time")
-            peer.settimeout(left_s)
-            part = peer.recv(min(count - len(data), 1 << 16))
-            if not part:
-                raise ValueError("it was not said to its end")
-            data += part
-        return data
-
-    (length,) = LENGTH.unpack(read(LENGTH.size))
-    if length > limit:
-        raise ValueError(f"it is longer than {limit} bytes")
-    what = json.loads(read(length))
-    if not isinstance(what, dict):
-        raise ValueError("it is no object")
-    return what

@@ -18,7 +18,9 @@ CHANGE = "learning rate × 10 (0.01 → 0.1) in AdamW"
 SAID = f"{CHANGE} by scale at step 430"
 
 
-def change(told: Told, at_s: float, *, changes: list[str], step: int | None, verb: str = "scale", **more: str) -> list[ac.Action]:
+def change(
+    told: Told, at_s: float, *, changes: list[str], step: int | None, verb: str = "scale", **more: str
+) -> list[ac.Action]:
     asked = ev.HandChangeAsked(
         attempt=told.attempt, id=f"{verb}{at_s}", global_ranks=[0, 1], verb=verb, text="lr 10", seconds=9.0, who="ada"
     )
@@ -121,8 +123,8 @@ def test_it_stands_on_the_page_and_in_the_timeline() -> None:
     moment = "2026-11-20T23:53:01.250Z"
     record = {
         "id": "001", "run_id": "r", "attempt": 0, "kind": "numeric", "cause": "nan_loss", "confidence": 0.9,
-        "summary": "s", "culprits": [], "onset": moment, "detected": moment, "step": 450, "advice": "", "action": "none",
-        "resumed_from": None, "recovered": None,
+        "summary": "s", "culprits": [], "onset": moment, "detected": moment, "step": 450, "advice": "",
+        "action": "none", "resumed_from": None, "recovered": None,
         "evidence": {"changed_by_hand": hand_changes.evidence([one], 61.0)},
     }  # fmt: skip
     page = report_html(record, [])

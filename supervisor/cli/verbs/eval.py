@@ -148,7 +148,8 @@ def _print(out: Output, number: int, node: str, told: dict[str, Any]) -> None:
     if told["where"] == "step":
         where = f"at the end of step {told.get('step', '?')}, on the thread that trains{place}"
     else:
-        where = f"on a thread of its own beside training ({told['why_beside']}); training is at step {told.get('step', '?')}{place}"
+        at = f"training is at step {told.get('step', '?')}{place}"
+        where = f"on a thread of its own beside training ({told['why_beside']}); {at}"
     out.line(f"Rank {number} on {node}, {where}, {told['took_s']:g} s", "bold")
     for text, left_out in ((told["output"], told["output_left_out"]), (told["result"], told["result_left_out"])):
         if text:
@@ -162,10 +163,15 @@ def _print(out: Output, number: int, node: str, told: dict[str, Any]) -> None:
     for change in told.get("changes") or []:
         out.line(f"changed: {change}", "bold")
     if told.get("changes") and told.get("ranks", 1) > 1:
-        out.line("on this rank only: guardctl set lr and scale lr change the learning rate on all, after the same step", "yellow")
+        out.line(
+            "on this rank only: guardctl set lr and scale lr change the learning rate on all, after the same step",
+            "yellow",
+        )
     if assigned := told.get("assigned"):
         names = ", ".join(assigned)
-        out.line(f"assigned here only: {names}. The script's own are as they were (import __main__ for its globals)", "dim")
+        out.line(
+            f"assigned here only: {names}. The script's own are as they were (import __main__ for its globals)", "dim"
+        )
     for trouble in (told.get("names_trouble"), told.get("trouble")):
         if trouble:
             out.line(trouble, "yellow")

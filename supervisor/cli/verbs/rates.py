@@ -40,7 +40,9 @@ def _make(mode: str, kind: Callable[[str], float], metavar: str, help_text: str)
         parser.add_argument("what", choices=["lr"], help="the learning rate")
         parser.add_argument("value", metavar=metavar, type=kind)
         add_run_option(parser)
-        parser.add_argument("--optimizer", metavar="N", type=int, help="of this one alone, as inspect lists them, from 0")
+        parser.add_argument(
+            "--optimizer", metavar="N", type=int, help="of this one alone, as inspect lists them, from 0"
+        )
         parser.add_argument("--group", metavar="N", type=int, help="of this group of parameters alone, from 0")
         parser.add_argument(
             "--timeout",
@@ -96,13 +98,10 @@ def _about_schedule(told: dict[str, Any], undone: list[int]) -> list[tuple[str, 
     lasting, later = told.get("lasting"), told.get("later") or {}
     if lasting is False:
         rates = ", ".join(f"{rate:.6g}" for rate in dict.fromkeys(later["lr"]))
-        lines.append(
-            (
-                f"but on rank {rank_list(undone)} it is {rates} at the end of step {later['step']}: something sets it itself, at each step. "
-                "It has to be changed where it is computed (guardctl eval can do that)",
-                "red",
-            )
-        )
+        step = f"at the end of step {later['step']}"
+        way_out = "It has to be changed where it is computed (guardctl eval can do that)"
+        cause = "something sets it itself, at each step"
+        lines.append((f"but on rank {rank_list(undone)} it is {rates} {step}: {cause}. {way_out}", "red"))
     elif names:
         lines.append((f"the schedule ({names}) goes on from there, scaled alike", ""))
     if lasting is None:

@@ -58,10 +58,9 @@ def end(kept: Sequence[HandChange], event: ev.HandChangeEnded) -> tuple[list[Han
     changes = []
     for each in kept:
         if each.id == event.id and not each.outcome:
-            each = found = msgspec.structs.replace(
-                each, outcome=event.outcome, step=event.step, changes=event.changes[:MAX_TOLD]
-            )
-        changes.append(each)
+            seen = event.changes[:MAX_TOLD]
+            found = msgspec.structs.replace(each, outcome=event.outcome, step=event.step, changes=seen)
+        changes.append(found if found is not None and found.id == each.id else each)
     return changes, found
 
 
@@ -109,5 +108,7 @@ def hint(changes: Sequence[HandChange], step: int | None) -> str:
     last = next((each for each in reversed(changes) if each.changes), None)
     if last is None:
         return ""
-    ago = f", {step - last.step} steps before" if step is not None and last.step is not None and step >= last.step else ""
+    ago = (
+        f", {step - last.step} steps before" if step is not None and last.step is not None and step >= last.step else ""
+    )
     return f"Changed by hand before: {said(last)}{ago}."

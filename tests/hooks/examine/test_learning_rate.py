@@ -133,29 +133,29 @@ def test_a_script_that_sets_it_itself_undoes_it_and_that_is_told(ranks: Callable
 
 
 @pytest.mark.parametrize(
-    ("mode", "value", "more", "rates", "said"),
+    ("asked", "more", "rates", "said"),
     [
-        ("set", 0.1, {}, (0.5, 0.25), r"several learning rates \(0.5, 0.25\): scale keeps"),
-        ("set", 0.1, {}, (0.0, 0.0), "a learning rate is 0"),
-        ("set", 0.1, {"group": 2}, (0.5, 0.5), "no optimizer of it has stepped"),
-        ("set", 0.1, {"optimizer": 1}, (0.5, 0.5), "no optimizer of it has stepped"),
-        ("set", 0.1, {"at_step": 1}, (0.5, 0.5), "past step 1 before it had been told"),
-        ("set", float("nan"), {}, (0.5, 0.5), "0 or more"),
-        ("scale", 0, {}, (0.5, 0.5), "a factor more than 0"),
-        ("scale", True, {}, (0.5, 0.5), "not said how"),
-        ("grow", 1.0, {}, (0.5, 0.5), "not said how"),
-        ("set", 0.1, {"seconds": 9999}, (0.5, 0.5), "up to 600 seconds"),
+        (("set", 0.1), {}, (0.5, 0.25), r"several learning rates \(0.5, 0.25\): scale keeps"),
+        (("set", 0.1), {}, (0.0, 0.0), "a learning rate is 0"),
+        (("set", 0.1), {"group": 2}, (0.5, 0.5), "no optimizer of it has stepped"),
+        (("set", 0.1), {"optimizer": 1}, (0.5, 0.5), "no optimizer of it has stepped"),
+        (("set", 0.1), {"at_step": 1}, (0.5, 0.5), "past step 1 before it had been told"),
+        (("set", float("nan")), {}, (0.5, 0.5), "0 or more"),
+        (("scale", 0), {}, (0.5, 0.5), "a factor more than 0"),
+        (("scale", True), {}, (0.5, 0.5), "not said how"),
+        (("grow", 1.0), {}, (0.5, 0.5), "not said how"),
+        (("set", 0.1), {"seconds": 9999}, (0.5, 0.5), "up to 600 seconds"),
     ],
 )
 def test_what_is_not_done(
-    mode: str, value: Any, more: dict[str, Any], rates: tuple[float, float], said: str, ranks: Callable[..., Rank]
+    asked: tuple[str, Any], more: dict[str, Any], rates: tuple[float, float], said: str, ranks: Callable[..., Rank]
 ) -> None:
     training = Training(ranks())
     for group, rate in zip(training.optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     training.step()
     with pytest.raises(ValueError, match=said):
-        one = training.ask(mode, value, **{"at_step": 2, **more})
+        one = training.ask(*asked, **{"at_step": 2, **more})
         try:
             one.on_beat(0)
             training.step()
@@ -251,7 +251,10 @@ def test_a_rank_that_can_not_is_an_objection(job: Job) -> None:
     job.trainings[1].rank.words[Field.CAPTURES] = 1
     told = job.run((5, 5))
     assert job.rates == [0.5, 0.5]
-    assert told == ["another rank said no", "its optimizers step within a backward pass, or in a graph that is captured"]
+    assert told == [
+        "another rank said no",
+        "its optimizers step within a backward pass, or in a graph that is captured",
+    ]
 
 
 def test_ranks_that_have_no_way_to_agree(ranks: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch) -> None:
