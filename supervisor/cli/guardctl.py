@@ -22,6 +22,7 @@ from guardrun.supervisor.cli.verbs import (
     compare,
     config,
     diagnose,
+    evaluate,
     flame,
     incidents,
     inspect,
@@ -38,9 +39,6 @@ from guardrun.supervisor.cli.verbs import (
     status,
     trace,
 )
-from guardrun.supervisor.cli.verbs import (
-    eval as eval_code,
-)
 
 VERBS: tuple[Verb, ...] = (
     status.VERB,
@@ -55,7 +53,7 @@ VERBS: tuple[Verb, ...] = (
     query.VERB,
     trace.VERB,
     inspect.VERB,
-    eval_code.VERB,
+    evaluate.VERB,
     rates.SET_VERB,
     rates.SCALE_VERB,
     node.VERB,

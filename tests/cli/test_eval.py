@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.cli.verbs import eval as module
+from guardrun.supervisor.cli.verbs import evaluate as module
 from guardrun.supervisor.client.live_client import LiveRefused
 from guardrun.supervisor.wire.control_messages import Answer
 from tests.cli.conftest import Ctl, FakeSupervisor
