@@ -182,6 +182,7 @@ class Evaluation:
                 "names_trouble": names.trouble,
                 "ranks": rank.world_size,
             }
+            del names, frame  # what they hold would live as long as the code
             settings = Settings(rank.steps.optimizers() if rank.steps is not None else [])
             scope = {**given, "__name__": "guardctl_eval", "__builtins__": sys.modules["builtins"]}
             state = ThreadState(draws=self._where == AT_STEP)

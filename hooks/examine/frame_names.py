@@ -147,6 +147,7 @@ class Names:
             one = variables.get("self")
             if any(kind.__name__ == "Trainer" for kind in type(one).__mro__):
                 add({"trainer": one})
+                add(getattr(one, "__dict__", {}), OF_LIBRARIES)
         add(self._known())
         return found
 

@@ -82,6 +82,33 @@ def test_names_results_and_what_is_printed(training: Training) -> None:
     assert training.eval("")["result"] == training.eval("None")["result"] == ""
 
 
+LIBRARY = """
+class Trainer:
+    def train(self, step):
+        model, train_dataloader, secret = "theirs", [1], 2
+        step()
+"""
+
+
+def test_names_of_a_library_that_runs_the_loop(training: Training) -> None:
+    names: dict[str, Any] = {}
+    exec(compile(LIBRARY, "/lib/site-packages/library/trainer.py", "exec"), names)
+    trainer = names["Trainer"]()
+    trainer.lr_scheduler, trainer.other = "cosine", 3
+    one = training.ask("trainer.other, lr_scheduler, train_dataloader, type(model).__name__, optimizers == [optimizer]")
+    one.on_beat(0)
+    trainer.train(training.step)
+    told = one.on_beat(0)
+    one.end()
+    assert told is not None and told["result"] == "(3, 'cosine', [1], 'Linear', True)", told["error"]
+    one = training.ask("secret")
+    one.on_beat(0)
+    trainer.train(training.step)
+    told = one.on_beat(0)
+    one.end()
+    assert told is not None and "name 'secret' is not defined" in told["error"]
+
+
 def test_what_is_changed_is_told(training: Training) -> None:
     code = "for group in optimizer.param_groups:\n    group['lr'] *= 0.1\n    group['weight_decay'] = 0.0"
     told = training.eval(code)
