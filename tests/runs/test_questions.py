@@ -76,3 +76,6 @@ def explode(folder: Path) -> None:
         assert [one["changes"] for one in ranks] == [[one] for one in changed], told
         assert ranks[0]["step"] == ranks[1]["step"] and ranks[0]["lasting"] and told["missing"] == {}
     wait_until(lambda: ask(folder, "status")["incidents"], 60, "an incident")
+    told = ask(folder, "diagnose", "--gap", "1")
+    assert "changed by hand before: learning rate × 1e+06" in told["why"], told
+    assert len(told["evidence"]["changed_by_hand"]) == 4
