@@ -12,8 +12,10 @@ from time import monotonic_ns
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import (
+    EVAL,
     MAX_REQUEST_BYTES,
     PROFILE,
+    RATE,
     SNAPSHOT,
     answer_name,
     read_whole,
@@ -38,6 +40,12 @@ def _allocations(rank: Rank, arguments: dict[str, Any]) -> Examination:
     return Allocations(rank, arguments)
 
 
+def _evaluation(rank: Rank, arguments: dict[str, Any]) -> Examination:
+    from guardrun.hooks.examine.evaluation import Evaluation
+
+    return Evaluation(rank, arguments)
+
+
 def _modules(rank: Rank, arguments: dict[str, Any]) -> Examination:
     from guardrun.hooks.examine.module_times import ModuleTimes
 
@@ -56,6 +64,12 @@ def _snapshot(rank: Rank, arguments: dict[str, Any]) -> Examination:
     return DeviceSnapshot(rank, arguments)
 
 
+def _rate(rank: Rank, arguments: dict[str, Any]) -> Examination:
+    from guardrun.hooks.examine.learning_rate import LearningRate
+
+    return LearningRate(rank, arguments)
+
+
 def _state(rank: Rank, arguments: dict[str, Any]) -> Examination:
     from guardrun.hooks.examine.inspection import Inspection
 
@@ -64,9 +78,11 @@ def _state(rank: Rank, arguments: dict[str, Any]) -> Examination:
 
 KINDS: dict[str, Callable[[Rank, dict[str, Any]], Examination]] = {
     "allocations": _allocations,
+    EVAL: _evaluation,
     "modules": _modules,
     PROFILE: _profile,
     SNAPSHOT: _snapshot,
+    RATE: _rate,
     "state": _state,
 }
 """What may be asked for."""

@@ -83,7 +83,7 @@ class Profiling:
         self._uses = ""
         """The kind of device that it trains on; empty: none."""
         self._recorder = Recorder(rank, torch, self._on_lost)
-        counter.watch(self._on_step, is_every=True)
+        counter.watch(self._on_step)
 
     def on_beat(self, now_ns: int) -> dict[str, Any] | None:
         """Have steps looked at until it is over; then write the trace, and answer."""
@@ -128,6 +128,7 @@ class Profiling:
     def _on_step(self, optimizer: Any) -> None:
         if get_ident() != self._rank.owner_ident or not self._lock.acquire(False):  # it never waits
             return
+        self._rank.pace.quiet_until = 0  # the next one, too
         try:
             self._end_step(optimizer)
         except Exception as error:

@@ -51,6 +51,13 @@ class Agreement:
             verdict = self._wait(name)
         return None if verdict == NONE else verdict == LEAVE_OUT
 
+    def refuse(self, key: str) -> None:
+        """Have there be no verdict of the next time, unless there is one already: this rank will not come for it.
+
+        Who has come, or will, need not wait. May raise what the store does.
+        """
+        self._decide(f"{key}/{self._rounds.get(key, 0) + 1}", NONE)
+
     def _decide(self, name: str, verdict: bytes) -> bytes:
         """The verdict, unless there is another by now."""
         return bytes(self._store.compare_set(f"{name}v", "", verdict.decode()))
@@ -83,14 +90,14 @@ def find_store(c10d: Any) -> tuple[Any, str]:
     return store, ""
 
 
-def connect(c10d: Any, prefix: str) -> Any:
-    """A connection of our own to that store. Raises where none can be had within WAIT_S.
+def connect(c10d: Any, prefix: str, limit_s: float = WAIT_S) -> Any:
+    """A connection of our own to that store. Raises where none can be had within limit_s.
 
     prefix: of our keys, of nobody else's in all the time that the store is there.
     """
     store, why = find_store(c10d)
     if store is None:
         raise RuntimeError(why)
-    limit = timedelta(seconds=WAIT_S)
+    limit = timedelta(seconds=limit_s)
     own = type(store)(store.host, store.port, is_master=False, wait_for_workers=False, timeout=limit)
     return c10d.PrefixStore(prefix, own)

@@ -35,8 +35,8 @@ class OptimizerSteps:
     """Hears of one rank's."""
 
     __slots__ = (
-        "_alone", "_and_then", "_busy_at", "_calm_ns", "_counts", "_devices", "_is_every", "_known", "_last_ns",
-        "_limit_ns", "_pace", "_rank", "_spent", "_watched",
+        "_alone", "_and_then", "_busy_at", "_calm_ns", "_counts", "_devices", "_known", "_last_ns", "_limit_ns",
+        "_pace", "_rank", "_spent", "_watched",
     )  # fmt: skip
 
     def __init__(self, rank: Rank) -> None:
@@ -46,8 +46,6 @@ class OptimizerSteps:
         self._devices = reporter(rank)
         self._and_then: Callable[[Any], None] = self._devices.on_step
         """What a step that is looked at ends with."""
-        self._is_every = False
-        """No step is quiet."""
         self._counts: dict[int, int] = {}
         """By id() of an optimizer."""
         self._watched: dict[int, weakref.ref[Any]] = {}
@@ -62,7 +60,7 @@ class OptimizerSteps:
         """Pulses up to the last step that was looked at, and that one."""
 
     def on_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """An optimizer has stepped. Never raises."""
+        """An optimizer has stepped. Raises nothing of its own."""
         rank, pace = self._rank, self._pace
         try:
             words = rank.words
@@ -79,13 +77,15 @@ class OptimizerSteps:
                     return
             self._look(optimizer, pulses, now_ns)
         except Exception as error:
+            if error is rank.passed_on:
+                rank.passed_on = None
+                raise
             rank.fail("optimizer", error)
 
-    def watch(self, call: Callable[[Any], None] | None, *, is_every: bool = False) -> None:
+    def watch(self, call: Callable[[Any], None] | None) -> None:
         """Have steps that are not quiet call it with their optimizer; None: no more. Any thread may ask.
 
-        The next step is not quiet, but for one that is being counted right now: ask again. is_every: none is, from
-        that one on.
+        The next step is not quiet, but for one that is being counted right now: ask again.
         """
         devices = self._devices
 
@@ -95,7 +95,6 @@ class OptimizerSteps:
                 call(optimizer)
 
         self._and_then = devices.on_step if call is None else both
-        self._is_every = is_every
         self._pace.quiet_until = 0
 
     def optimizers(self) -> list[Any]:
@@ -134,10 +133,9 @@ class OptimizerSteps:
             memory.on_step(optimizer, now_ns)
         if checksums is not None and count >= checksums.due.get(key, 0):
             checksums.on_optimizer(optimizer, count)
-        self._and_then(optimizer)
         may_be_quiet = is_step and len(counts) == 1 and rank.guard is None and rank.gc_policy is None
-        may_be_quiet = may_be_quiet and not self._is_every
         self._pace.quiet_until = self._plan(key, count, pulses + 1) if may_be_quiet else 0
+        self._and_then(optimizer)  # which may want to see the next one, too
 
     def _plan(self, key: int, count: int, begins: int) -> int:
         """Up to which pulse steps are quiet. begins: the count of pulses now."""

@@ -65,11 +65,10 @@ class CollectionPolicy(Protocol):
 class StepCounter(Protocol):
     """Counts optimizers' steps, and may be asked to say when the next ones are done."""
 
-    def watch(self, call: Callable[[Any], None] | None, *, is_every: bool = False) -> None:
+    def watch(self, call: Callable[[Any], None] | None) -> None:
         """Have each step call it with its optimizer, once it is counted, from the next one that is not quiet on.
 
-        None: no more. call: must not raise. is_every: no step is quiet from that one on; else, whoever wants to hear of
-        each sets pace.quiet_until to 0 within it.
+        None: no more. call: must not raise. Whoever wants to hear of each step sets pace.quiet_until to 0 within it.
         """
 
     def optimizers(self) -> list[Any]:

@@ -172,6 +172,8 @@ class Rank:
     """None before torch's profiler was used because a person asked for it."""
     has_captured = False
     """A device graph has been captured."""
+    passed_on: BaseException | None = None
+    """What a handler of the script's raised for a signal that came in the middle of a hook: it goes to the script."""
 
     def __init__(self, settings: dict[str, object], attempt: int) -> None:
         """Read who this rank is from the environment. Raises KeyError or ValueError where that doesn't tell."""

@@ -18,7 +18,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-MAX_REQUEST_BYTES = 16 * 1024
+MAX_CODE_BYTES = 64 * 1024
+"""Of code that is to be run (`eval`), in UTF-8."""
+MAX_REQUEST_BYTES = 8 * MAX_CODE_BYTES
 MAX_ANSWER_BYTES = 64 * 1024
 MAX_TRACE_BYTES = 1024 * 1024
 """Of an answer with rows of modules (`modules`); what one rank may take of that, the request says."""
@@ -29,6 +31,13 @@ MAX_SECONDS = 600.0
 MIN_TRACED_S = 10.0
 """… and the shortest for which allocations are traced: two pairs of snapshots, a beat apart, and some steps between."""
 MAX_TRACED_STEPS = 1000
+EVAL = "eval"
+"""What runs a person's code: asked for on the rank's own node, and by no other way (supervisor/node/live_code.py)."""
+MAX_EVALUATED_S = 60.0
+"""The longest that code may run: the thread that trains runs nothing else meanwhile."""
+MAX_FACTOR = 1e6
+RATE = "rate"
+"""What changes learning rates, on all ranks at the same step."""
 PROFILE = "profile"
 """What is asked for where torch's profiler is to be put on: its answer stands in a file beside that is read at once."""
 SNAPSHOT = "snapshot"
@@ -66,7 +75,7 @@ def snapshot_name(attempt: int, global_rank: int) -> str:
 
 def max_bytes(what: str) -> int:
     """How long the answer to a request of this kind may be."""
-    return MAX_TRACE_BYTES if what == "modules" else MAX_ANSWER_BYTES
+    return MAX_TRACE_BYTES if what in ("modules", EVAL) else MAX_ANSWER_BYTES
 
 
 def write_whole(path: str, what: dict[str, Any]) -> None:

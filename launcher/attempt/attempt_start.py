@@ -176,6 +176,7 @@ def hook_environment(
         "detect": str(run.file.config.get("guards", {}).get("detect", "metrics")),
         "skip_sigmas": run.file.config.get("guards", {}).get("skip_sigmas", 0),
         "memory_window_s": run.file.config.get("leaks", {}).get("memory_window_s"),
+        "eval": run.file.config.get("live", {}).get("eval") is True,
         "notices": spared_signals(run.file.config.get("preemption", {}), environ),
         **({"held": list(held)} if held else {}),
         **({"skips": skips} if skips else {}),

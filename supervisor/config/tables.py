@@ -239,6 +239,14 @@ class PreemptionTable(_Table, frozen=True, kw_only=True):
     that, too; always: whatever ends it."""
 
 
+class LiveTable(_Table, frozen=True, kw_only=True):
+    """[live]: what people may do to ranks that train."""
+
+    eval: bool = True
+    """`guardctl eval` runs code in them, for the run's own user on the rank's own node; false: nobody can, from the
+    run's start to its end."""
+
+
 class NotifyTable(_Table, frozen=True, kw_only=True):
     """[notify]: the program that is run for each incident; an empty command runs none."""
 
@@ -260,6 +268,7 @@ TABLES: dict[str, type[_Table]] = {
     "metrics": MetricsTable,
     "fleet": FleetTable,
     "preemption": PreemptionTable,
+    "live": LiveTable,
     "notify": NotifyTable,
 }
 
@@ -281,6 +290,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
     metrics: MetricsTable = MetricsTable()
     fleet: FleetTable = FleetTable()
     preemption: PreemptionTable = PreemptionTable()
+    live: LiveTable = LiveTable()
     notify: NotifyTable = NotifyTable()
     origins: dict[str, str] = {}
     """`table.key` → `default`, a file's path, an environment variable's name or a flag."""

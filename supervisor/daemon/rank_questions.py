@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import secrets
 from contextlib import suppress
+from math import ceil
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from guardrun.hooks.wire.examinations import MAX_SECONDS, PROFILE, STOP
+from guardrun.hooks.wire.examinations import EVAL, MAX_SECONDS, PROFILE, RATE, STOP
 from guardrun.supervisor.daemon.module_traces import MODULES, answer_bytes, keep_traces
 from guardrun.supervisor.daemon.profiles import ProfileRequest, keep_profiles
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.frames import rank_list
+from guardrun.supervisor.engine.state.hand_changes import NOT_RUN
 from guardrun.supervisor.node.rank_collection import RankContext
 from guardrun.supervisor.node.rank_examinations import RankExaminations
 from guardrun.supervisor.node.run_context import EngineContext
@@ -24,6 +27,12 @@ EXAMINE = "examine"
 """The verb of an Ask."""
 MAX_RANKS = 64
 """At once."""
+MAX_AGREEING = 256
+"""Of those that change their rates together (hooks/guards/agreement.py)."""
+LEAD_S = 6.0
+"""Until then all ranks have been told: their nodes, and their hooks' next beat."""
+LATEST_S = 30.0
+"""Beyond the steps until then: how long that one may take to come."""
 ALL = "all"
 """In place of their numbers: all that live, up to the limit."""
 
@@ -47,6 +56,41 @@ class QuestionsContext(EngineContext, Protocol):
         """Asks the other nodes; None in a job of one."""
 
 
+class RateChange:
+    """A change of rates, for the journal."""
+
+    def __init__(self, attempt: int, who: str, ranks: list[int]) -> None:
+        self._attempt, self._who, self._ranks = attempt, who, ranks
+        self._id = secrets.token_hex(4)
+
+    def asked(self, arguments: dict[str, Any], seconds: float) -> ev.HandChangeAsked:
+        """Before anybody is."""
+        mode, value = str(arguments.get("mode"))[:10], arguments.get("value")
+        text = f"lr {value if isinstance(value, int | float) else '?'}"
+        return ev.HandChangeAsked(
+            attempt=self._attempt,
+            id=self._id,
+            global_ranks=self._ranks,
+            verb=mode,
+            text=text,
+            seconds=seconds,
+            who=self._who,
+        )
+
+    def ended(self, told: dict[int, dict[str, Any]], silent: dict[int, str]) -> ev.HandChangeEnded:
+        """Once all have answered, or can't. All that have changed anything have changed the same."""
+        first = next((one for _, one in sorted(told.items())), {})
+        step, changes = first.get("step"), first.get("changes")
+        return ev.HandChangeEnded(
+            attempt=self._attempt,
+            id=self._id,
+            outcome="done" if told else NOT_RUN,
+            step=step if isinstance(step, int) else None,
+            changes=[str(one)[:200] for one in changes[:8]] if isinstance(changes, list) else [],
+            why="" if told else next(iter(silent.values()), "")[:500],
+        )
+
+
 class _Mistake(Exception):
     """What is asked for can't be done; in words for whoever asked."""
 
@@ -61,6 +105,8 @@ class _Asking(NamedTuple):
     seconds: float
     attempt: int
     alive: dict[int, ev.Rank]
+    change: RateChange | None
+    """Of rates, which is told once it has been made."""
 
 
 class RankQuestions:
@@ -81,7 +127,8 @@ class RankQuestions:
 
     def _ask(self, peer: bytes, asked: dict[str, Any]) -> None:
         alive = self._alive()
-        wanted = _numbers(asked.get("ranks"), alive, None if asked.get("what") == STOP else MAX_RANKS)
+        limit = {STOP: None, RATE: MAX_AGREEING}.get(str(asked.get("what")), MAX_RANKS)
+        wanted = _numbers(asked.get("ranks"), alive, limit)
         what, arguments, seconds = asked.get("what"), asked.get("arguments", {}), asked.get("seconds", 0.0)
         if not isinstance(what, str) or not isinstance(arguments, dict) or not isinstance(seconds, int | float):
             raise _Mistake("it is not said what is to be examined")
@@ -92,7 +139,17 @@ class RankQuestions:
             raise _Mistake(f"no attempt runs: it is {state.phase.value}")
         who = str(asked.get("who", "somebody"))[:100]
         attempt = state.attempt.number
-        if what != STOP:
+        if what == EVAL:
+            raise _Mistake("code is run only for who asks on the rank's own node: guardctl eval there")
+        change = RateChange(attempt, who, wanted) if what == RATE else None
+        if change is not None:
+            if len(wanted) != state.world_size:
+                raise _Mistake(
+                    f"{len(wanted)} of {state.world_size} ranks: rates are changed on all of them, or on none"
+                )
+            arguments, seconds = self._plan(arguments, seconds)
+            node.feed(change.asked(arguments, seconds))
+        elif what != STOP:
             node.feed(
                 ev.ExaminationAsked(
                     attempt=attempt, global_ranks=wanted, what=what[:40], seconds=float(seconds), who=who
@@ -100,7 +157,7 @@ class RankQuestions:
             )
         if what == MODULES:
             arguments = {**arguments, "bytes": answer_bytes(len(wanted))}
-        asking = _Asking(peer, what, wanted, arguments, float(seconds), attempt, alive)
+        asking = _Asking(peer, what, wanted, arguments, float(seconds), attempt, alive, change)
         if what == PROFILE:
             self._number(asking)
         else:
@@ -135,6 +192,8 @@ class RankQuestions:
                 told = {number: one for part, _ in parts for number, one in sorted(part.items())}
                 silent = {number: why for _, part in parts for number, why in sorted(part.items())}
                 nodes = {number: alive[number].node for number in wanted}
+                if asking.change is not None:
+                    node.feed(asking.change.ended(told, silent))
                 if asking.what in (MODULES, PROFILE) and told:
                     self._keep(asking, told, silent, nodes)
                 else:
@@ -147,6 +206,17 @@ class RankQuestions:
             elsewhere = [alive[number] for number in wanted if number not in here]
             self._context.fleet.examinations.ask(elsewhere, *terms, join)
         node.examinations.ask(here, *terms, join)
+
+    def _plan(self, arguments: dict[str, Any], seconds: float) -> tuple[dict[str, Any], float]:
+        """At which step rates are changed: one that no rank comes to before all have been told."""
+        attempt = self._context.engine.state.attempt
+        assert attempt is not None
+        times = [row.step_time_s for row in self._node.ingest.rows() if row.step_time_s]
+        step_s = max(times, default=1.0)
+        lead = max(2, ceil(LEAD_S / step_s) + 1)
+        furthest = max((known.step for known in attempt.ranks.values()), default=attempt.step)
+        seconds = min(MAX_SECONDS, seconds or LATEST_S + (lead + 2) * step_s)
+        return {**arguments, "at_step": furthest + lead, "id": secrets.token_hex(4), "seconds": seconds}, seconds
 
     def _keep(
         self, asking: _Asking, told: dict[int, dict[str, Any]], silent: dict[int, str], nodes: dict[int, str]

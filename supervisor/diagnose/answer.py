@@ -171,6 +171,7 @@ def trimmed(state: State) -> State:
             rank_failure=state.detectors.rank_failure,
         ),
         detected={} if suspicion is None else {key: one for key, one in state.detected.items() if key == suspicion.key},
+        by_hand=state.by_hand,
         is_held=state.is_held,
         signum=state.signum,
         restarts=state.restarts,

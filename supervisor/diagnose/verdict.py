@@ -32,6 +32,8 @@ from guardrun.supervisor.engine.observation.frames import ranks_text
 from guardrun.supervisor.engine.observation.hang_finding import Finding
 from guardrun.supervisor.engine.observation.rank_activity import RankActivity
 from guardrun.supervisor.engine.observation.stack_grouping import group_data, group_looks
+from guardrun.supervisor.engine.recovery.decide import BY_HAND
+from guardrun.supervisor.engine.state import hand_changes
 from guardrun.supervisor.engine.state.incidents import culprits_of
 from guardrun.supervisor.engine.state.state import Attempt, State
 from guardrun.supervisor.report.elements.quantities import duration, iso_time
@@ -96,6 +98,18 @@ def make_case(target: an.Target, seen: list[Glance], absent: Absent, incidents: 
     judged = [judge_seen(seen[n], seen[n + 1], absent) for n in range(len(seen) - 1)]
     is_confirmed = len(judged) > 1 and is_same(judged[-2], judged[-1])
     return Case(target, seen, judged[-1], is_confirmed, incidents)
+
+
+def name_hand_changes(diagnosis: an.Diagnosis, state: State) -> None:
+    """What people have changed in this attempt belongs to what a diagnosis rests on."""
+    attempt = state.attempt
+    if attempt is None or not state.by_hand:
+        return
+    resumed = attempt.resumed_from
+    changes = hand_changes.before(state.by_hand, attempt.number, resumed.step if resumed is not None else None)
+    if changes:
+        diagnosis.evidence[BY_HAND] = hand_changes.evidence(changes, state.last_s)
+        diagnosis.why = f"{diagnosis.why}; changed by hand before: {hand_changes.said(changes[-1])}".removeprefix("; ")
 
 
 def conclude(case: Case) -> an.Diagnosis:

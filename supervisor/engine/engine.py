@@ -44,10 +44,10 @@ from guardrun.supervisor.engine.recovery import (
     requeue,
     resumption,
 )
-from guardrun.supervisor.engine.recovery.decide import announce, observe
+from guardrun.supervisor.engine.recovery.decide import announce, observe, renew_hand_changes
 from guardrun.supervisor.engine.recovery.restart_policy import decide_restart
 from guardrun.supervisor.engine.recovery.run_summary import record_attempt, summary
-from guardrun.supervisor.engine.state import incidents
+from guardrun.supervisor.engine.state import hand_changes, incidents
 from guardrun.supervisor.engine.state.job_nodes import carried_over
 from guardrun.supervisor.engine.state.state import Notice, State
 
@@ -218,6 +218,25 @@ def _on_examination_asked(state: State, event: ev.ExaminationAsked, now_s: float
     return [announce(said, level="info")]
 
 
+def _on_hand_change_asked(state: State, event: ev.HandChangeAsked, now_s: float) -> list[Action]:
+    attempt = state.attempt
+    if attempt is None or event.attempt != attempt.number:
+        return []
+    attempt.examined_to_s = max(attempt.examined_to_s, now_s + event.seconds + EXAMINED_S)
+    state.by_hand = hand_changes.begin(state.by_hand, event, now_s)
+    if event.verb != "eval":
+        return []
+    return [announce(f"{event.who} runs code in {ranks_text(event.global_ranks)} (guardctl eval)", level="info")]
+
+
+def _on_hand_change_ended(state: State, event: ev.HandChangeEnded, now_s: float) -> list[Action]:
+    state.by_hand, change = hand_changes.end(state.by_hand, event)
+    if change is None or not change.changes:
+        return []
+    said = announce(f"changed by hand: {hand_changes.said(change)} ({change.who})", level="info")
+    return [said, *renew_hand_changes(state, change)]
+
+
 def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
     actions = observe(state, TickBegan(), now_s)
     actions += launcher_orders.on_tick(state, now_s) + node_silence.on_tick(state, now_s)
@@ -304,6 +323,8 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_requeued": _on_requeued,
     "on_hooks_missing": _on_hooks_missing,
     "on_examination_asked": _on_examination_asked,
+    "on_hand_change_asked": _on_hand_change_asked,
+    "on_hand_change_ended": _on_hand_change_ended,
     "on_restart_asked": operator_restart.on_restart_asked,
     "on_attempt_started": attempts.on_attempt_started,
     "on_attempt_restarted": attempts.on_attempt_restarted,

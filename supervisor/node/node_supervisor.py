@@ -34,6 +34,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import Reading
 from guardrun.supervisor.fleet.transport.curve import ENDED_LINGER_MS
 from guardrun.supervisor.node.launcher_takeover import LauncherTakeover
+from guardrun.supervisor.node.live_code import LiveCode
 from guardrun.supervisor.node.node_relations import NodeRelations, Releases
 from guardrun.supervisor.node.node_role import NodeRole
 from guardrun.supervisor.node.rank_examinations import RankExaminations
@@ -96,6 +97,7 @@ class NodeSupervisor:
         self._context = zmq.Context()
         self._beats = self._bind(zmq.PULL, control_messages.BEATS_SOCKET, MAX_MESSAGE_BYTES)
         self._control = self._bind(zmq.ROUTER, control_messages.CONTROL_SOCKET, control_messages.MAX_CONTROL_BYTES)
+        self._live = LiveCode(self, is_allowed=run.config.get("live", {}).get("eval") is True)
         self._decoder: msgspec.msgpack.Decoder[control_messages.ToSupervisor] = msgspec.msgpack.Decoder(
             control_messages.ToSupervisor
         )
@@ -163,6 +165,7 @@ class NodeSupervisor:
         """Let go of everything; waits a moment for what is still to be said, sent or drained."""
         self._gate.cancel()
         self.examinations.close()
+        self._live.close()
         self.drains.close()
         self.pool.shutdown(wait=False, cancel_futures=True)
         self._records.close()

@@ -17,7 +17,9 @@ from typing import Any
 
 from guardrun.hooks.wire.board import Field, Milestone
 from guardrun.hooks.wire.examinations import (
+    EVAL,
     PROFILE,
+    RATE,
     SNAPSHOT,
     STOP,
     answer_name,
@@ -45,8 +47,9 @@ TAKE_S = 10.0
 """Hooks beat once a second; a busy machine gets them some more."""
 ROOM_BYTES = 192 << 20
 """What must be left to a rank: tables of allocations, and snapshots of them, take up to that (hooks/examine/)."""
-PROFILE_ROOM_BYTES = 512 << 20
-"""Likewise for what is profiled: 180,000 events (MAX_GROWN_BYTES of hooks/examine/profiling.py), and a step more."""
+ROOMS = {EVAL: 0, RATE: 0, PROFILE: 512 << 20}
+"""Likewise, of what takes next to no memory by itself; and for what is profiled: 180,000 events (MAX_GROWN_BYTES of
+hooks/examine/profiling.py), and a step more."""
 ANSWER_S = 30.0
 """Beyond the time that was asked for: a snapshot is taken, and added up."""
 
@@ -104,7 +107,9 @@ class RankExaminations:
         """
         request = _Request(done)
         for number in ranks:
-            if what == STOP:
+            if what == EVAL:
+                why = "code is run only for who asks on the rank's own node: guardctl eval there"
+            elif what == STOP:
                 why = self._stop(request, number, str(arguments.get("what", "")))
             elif what == FLAME:
                 why = self._record(request, number, arguments, seconds)
@@ -112,6 +117,13 @@ class RankExaminations:
                 why = self._begin(request, number, what, arguments, seconds)
             if why:
                 request.missing[number] = why
+        self._try_end(request)
+
+    def ask_here(self, number: int, what: str, arguments: dict[str, Any], seconds: float, done: Done) -> None:
+        """The same of one rank, for who is known to be this user on this node: EVAL, too (live_code.py)."""
+        request = _Request(done)
+        if why := self._begin(request, number, what, arguments, seconds):
+            request.missing[number] = why
         self._try_end(request)
 
     def close(self) -> None:
@@ -154,7 +166,8 @@ class RankExaminations:
             board.write(Field.EXAMINE_ASKED, asked.number)
 
         def write() -> None:
-            room, needed = read_room(rank.pid), PROFILE_ROOM_BYTES if what == PROFILE else ROOM_BYTES
+            needed = ROOMS.get(what, ROOM_BYTES)
+            room = read_room(rank.pid) if needed else None
             if room is not None and room < needed:
                 raise _NoRoom(f"only {size(max(0, room))} of memory are left to it, and it takes up to {size(needed)}")
             write_whole(str(path), content)

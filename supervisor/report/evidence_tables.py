@@ -91,6 +91,28 @@ def workers_table(evidence: dict[str, Any]) -> Table | None:
     )
 
 
+def hand_changes_table(evidence: dict[str, Any]) -> Table | None:
+    """What people have changed before it, the last one first."""
+    rows = [
+        (
+            "",
+            [
+                f"{duration(float(one['seconds_before']))} before" if _is_number(one.get("seconds_before")) else "",
+                _text(one.get("step")),
+                _text(one.get("who")),
+                _text(one.get("said")),
+                _text(one.get("code")),
+            ],
+        )
+        for one in reversed(ev.entries(evidence, "changed_by_hand")[:MAX_ROWS])
+    ]
+    return make_table(["When", "Step", "Who", "What", "Code"], rows, wide=("What", "Code"))
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float)
+
+
 def _call(row: dict[str, Any]) -> list[str]:
     sizes = row.get("sizes")
     shapes = (

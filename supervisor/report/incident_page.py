@@ -61,6 +61,7 @@ def report_html(
     parts: dict[str, Callable[[], Any]] = {
         "figures": lambda: evidence_tables.figures(record),
         "done": lambda: evidence_tables.done(record),
+        "by_hand": lambda: evidence_tables.hand_changes_table(evidence),
         "waits": lambda: lay_out(make_graph(read_waits(evidence, culprits), evidence, culprits)),
         "ranks_over_time": lambda: lay_out_ranks(story, culprits) if story else None,
         "steps": lambda: lay_out_steps(story) if story else [],

@@ -93,6 +93,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
             "join_timeout_s": 600.0,
             "head_gone_s": 60.0,
         },
+        "live": {"eval": True},
         "notify": {"command": []},
     }
     assert (config.hang.floor_s, config.hang.hard_timeout_s) == (10.0, 1800.0)

@@ -47,10 +47,11 @@ class Supervisor:
         self.here, self.there = Side(), Side()
         self.fed: list[ev.Event] = []
         self.sent: list[Answer] = []
+        self.rows: list[Any] = []
         self.state = SimpleNamespace(phase=Phase.RUNNING, attempt=SimpleNamespace(number=2))
         others = [rank(2, "node-b"), rank(3, "node-b")]
         node = SimpleNamespace(
-            ingest=SimpleNamespace(ranks={0: rank(0, "node-a"), 1: rank(1, "node-a")}),
+            ingest=SimpleNamespace(ranks={0: rank(0, "node-a"), 1: rank(1, "node-a")}, rows=lambda: self.rows),
             examinations=self.here,
             feed=self.fed.append,
             run_dir=run_dir,
@@ -202,3 +203,41 @@ def test_where_nothing_can_be_kept_no_rank_is_profiled() -> None:
     run.ask(what="profile")
     (answer,) = run.sent
     assert "nothing can be kept in /nowhere" in answer.error and run.here.asked == []
+
+
+def test_code_is_not_asked_by_way_of_the_head() -> None:
+    for ranks in ([1], [0, 3]):
+        run = Supervisor(has_fleet=True)
+        refused = run.refusal(what="eval", ranks=ranks, arguments={"code": "1"})
+        assert refused == "code is run only for who asks on the rank's own node: guardctl eval there"
+        assert run.there.asked == []
+
+
+def test_rates_are_changed_on_all_ranks_at_a_step_to_come() -> None:
+    run = Supervisor()
+    run.state.world_size = 2
+    run.state.attempt.step = 40
+    run.state.attempt.ranks = {0: SimpleNamespace(step=50), 1: SimpleNamespace(step=51)}
+    run.rows = [SimpleNamespace(step_time_s=0.5), SimpleNamespace(step_time_s=None)]
+    run.ask(ranks="all", what="rate", arguments={"mode": "scale", "value": 0.1}, seconds=0)
+    ((numbers, what, arguments, seconds),) = run.here.asked
+    assert (numbers, what, arguments["mode"], arguments["at_step"]) == ([0, 1], "rate", "scale", 51 + 13)
+    assert arguments["seconds"] == seconds == 30 + 15 * 0.5 and len(arguments["id"]) == 8
+    (asked,) = run.fed
+    assert isinstance(asked, ev.HandChangeAsked) and (asked.verb, asked.text, asked.who) == ("scale", "lr 0.1", "ada")
+    run.here.done({0: {"step": 64, "changes": ["a"]}, 1: {"step": 64, "changes": ["a"]}}, {})
+    ended = run.fed[1]
+    assert isinstance(ended, ev.HandChangeEnded) and (ended.id, ended.outcome) == (asked.id, "done")
+    assert (ended.step, ended.changes) == (64, ["a"])
+
+
+def test_rates_that_are_not_changed_and_ranks_that_are_missing() -> None:
+    run = Supervisor()
+    run.state.world_size = 3
+    assert "2 of 3 ranks: rates are changed on all of them" in run.refusal(ranks="all", what="rate", seconds=0)
+    run.state.world_size = 2
+    run.state.attempt.ranks, run.state.attempt.step = {}, 7
+    run.ask(ranks="all", what="rate", arguments={"mode": "set", "value": 0.1}, seconds=0)
+    run.here.done({}, {0: "it was late", 1: "another rank said no"})
+    ended = run.fed[1]
+    assert isinstance(ended, ev.HandChangeEnded) and (ended.outcome, ended.why) == ("not run", "it was late")

@@ -134,6 +134,8 @@ def sample(event: type, told: Told) -> ev.Event:
         ev.HoldSet(is_held=True, who="ada"),
         ev.RestartAsked(who="ada"),
         ev.ExaminationAsked(attempt=attempt, global_ranks=[0], what="allocations", seconds=60.0, who="ada"),
+        ev.HandChangeAsked(attempt=attempt, id="a1", global_ranks=[0], verb="eval", text="1", seconds=10.0, who="ada"),
+        ev.HandChangeEnded(attempt=attempt, id="a1", outcome="done"),
         ev.PreemptionNoticed(signum=15),
         ev.SchedulerStatusChanged(end_s=told.now_s + 300.0, may_requeue=True, why="preempted"),
         ev.CheckpointAsked(request=told.state.notice.request, at_call=7),

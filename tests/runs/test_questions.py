@@ -1,4 +1,4 @@
-"""What a person asks a live run's ranks: which modules their steps go to, and what they train with."""
+"""What a person asks a live run's ranks, and changes there: modules' times, what they train with, code, rates."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from tests.support.guardrun_run import GuardrunRun
 from tests.support.waiting import wait_until
 
 
-def ask(folder: Path, *arguments: str) -> dict[str, Any]:
+def ask(folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
     command = [sys.executable, "-m", "guardrun.supervisor.cli.guardctl", *arguments, "--json"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 0, done
+    assert done.returncode == code, done
     told: dict[str, Any] = json.loads(done.stdout)
     return told
 
 
-def test_a_live_run_is_traced_and_inspected(edge: EdgeRuns) -> None:
+def test_a_live_run_is_traced_inspected_and_changed(edge: EdgeRuns) -> None:
+    """Half a minute: one run, and a dozen requests, which take two seconds each, rates six."""
     run: GuardrunRun = edge.start("replicas.py", config=None)
     folder = edge.folder
 
@@ -68,3 +69,35 @@ def test_a_live_run_is_traced_and_inspected(edge: EdgeRuns) -> None:
     finished = finish(run)
     assert (finished.returncode, finished.incidents) == (0, []), finished
     assert ask(folder, "trace", "show")["number"] == ask(folder, "profile", "show")["number"] == 1
+    explode(folder)
+    (folder / "end").touch()
+    finished = finish(run)
+    assert finished.returncode == 0 and [one["cause"] for one in finished.incidents] == ["nan_loss"], finished
+    (incident,) = finished.incidents
+    said = "learning rate × 1e+06 (0.02 → 20000) in SGD by scale at step"
+    assert f"Changed by hand before: {said}" in incident["summary"], incident
+    changes = incident["evidence"]["changed_by_hand"]
+    assert [one["verb"] for one in changes] == ["eval", "eval", "scale", "scale"]
+    assert "print(type(model)" in changes[0]["code"] and said in changes[3]["said"]
+    assert ask(folder, "trace", "show")["number"] == 1
+
+
+def explode(folder: Path) -> None:
+    """Code is run in one rank, which changes nothing; then all get another learning rate, and too high a one."""
+    told = ask(folder, "eval", "1", "print(type(model).__name__, x.shape)\noptimizer.param_groups[0]['lr']")
+    assert (told["outcome"], told["where"], told["result"], told["ranks"]) == ("done", "step", "0.1", 2)
+    assert told["output"] == "DistributedDataParallel torch.Size([4, 16])\n" and told["changes"] == []
+    assert told["frame"].startswith("<module> (replicas.py:")
+    told = ask(folder, "eval", "0", "while True: pass", "--timeout", "0.5", code=1)
+    assert (told["outcome"], told["where"]) == ("interrupted", "step")
+    assert "no rank 7 on this node: ranks 0-1 are here" in ask(folder, "eval", "7", "1", code=1)["error"]
+    for factor, rates in ((0.1, ["0.2 → 0.02", "0.1 → 0.01"]), (1e6, ["0.02 → 20000", "0.01 → 10000"])):
+        told = ask(folder, "scale", "lr", str(factor))
+        ranks = [told["ranks"][number] for number in ("0", "1")]
+        changed = [f"learning rate × {factor:.4g} ({rate}) in SGD" for rate in rates]
+        assert [one["changes"] for one in ranks] == [[one] for one in changed], told
+        assert ranks[0]["step"] == ranks[1]["step"] and ranks[0]["lasting"] and told["missing"] == {}
+    wait_until(lambda: ask(folder, "status")["incidents"], 60, "an incident")
+    told = ask(folder, "diagnose", "--gap", "1")
+    assert "changed by hand before: learning rate × 1e+06" in told["why"], told
+    assert len(told["evidence"]["changed_by_hand"]) == 4

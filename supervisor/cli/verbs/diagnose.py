@@ -34,7 +34,7 @@ from guardrun.supervisor.diagnose.next_steps import next_steps, on_node, tell_un
 from guardrun.supervisor.diagnose.past_run import Left, conclude_past
 from guardrun.supervisor.diagnose.rank_processes import Job, NoRanks, Ranks, find_jobs, find_ranks
 from guardrun.supervisor.diagnose.scene import DirectLooker, Glance, Look, NotUnderstood, by_supervisor
-from guardrun.supervisor.diagnose.verdict import conclude, conclude_phase, make_case
+from guardrun.supervisor.diagnose.verdict import conclude, conclude_phase, make_case, name_hand_changes
 from guardrun.supervisor.engine.model.looks import RankLook
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.report.run_record import read_incidents, short_incident
@@ -241,6 +241,7 @@ def _guarded(call: Call, run_dir: Path, look: Look, *, source: str, absent: Abse
         return _past(run_dir, run)
     told = _concluded(target, seen, absent, incidents)
     told.diagnosis.incidents = [short_incident(record) for record in incidents]
+    name_hand_changes(told.diagnosis, state)
     is_held = state.is_held or not state.settings.act
     told.diagnosis.next += next_steps(told.diagnosis, run=run, is_held=is_held)
     return told

@@ -908,6 +908,37 @@ class ExaminationAsked(_Event, frozen=True, kw_only=True, tag="examination_asked
     who: str
 
 
+class HandChangeAsked(_Event, frozen=True, kw_only=True, tag="hand_change_asked"):
+    """A person is about to change something in ranks that train, or runs code there."""
+
+    attempt: int
+    id: str
+    """By which HandChangeEnded means it."""
+    global_ranks: list[int]
+    verb: str
+    """eval, set, scale."""
+    text: str
+    """The code, without secrets, or the rest of the command; its beginning."""
+    seconds: float
+    """How long it may hold ranks up."""
+    who: str
+
+
+class HandChangeEnded(_Event, frozen=True, kw_only=True, tag="hand_change_ended"):
+    """What became of it."""
+
+    attempt: int
+    id: str
+    outcome: str
+    """done, raised, interrupted, held (code that can't be interrupted), not run, unknown."""
+    step: int | None = None
+    """After which it was; None: it was not, or that is not known."""
+    changes: list[str] = []
+    """In words: `learning rate × 0.1 (0.01 → 0.001) in AdamW`."""
+    why: str = ""
+    """It was not run."""
+
+
 class StopRequested(_Event, frozen=True, kw_only=True, tag="stop_requested"):
     """The user or the scheduler told guardrun to end (signal number)."""
 
@@ -1014,6 +1045,8 @@ Event = (
     | HoldSet
     | RestartAsked
     | ExaminationAsked
+    | HandChangeAsked
+    | HandChangeEnded
     | PreemptionNoticed
     | SchedulerStatusChanged
     | CheckpointAsked

@@ -75,6 +75,8 @@ _QUIET: dict[type, str] = {
     ev.NodesChecked: IGNORE,
     ev.RestartAsked: IGNORE,
     ev.ExaminationAsked: IGNORE,
+    ev.HandChangeAsked: IGNORE,
+    ev.HandChangeEnded: "on_hand_change_ended",
     ev.GcHeld: IGNORE,
     ev.BatchesNamed: IGNORE,
     ev.ModulesDied: IGNORE,
@@ -128,6 +130,7 @@ _ROWS: dict[Phase, dict[type, str]] = {
         ev.HooksMissing: "on_hooks_missing",
         ev.RestartAsked: "on_restart_asked",
         ev.ExaminationAsked: "on_examination_asked",
+        ev.HandChangeAsked: "on_hand_change_asked",
     },
     Phase.STOPPING: {
         ev.AttemptStarted: "on_attempt_restarted",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
 from guardrun.supervisor.engine.incidents.advice import advice_for
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import (
@@ -37,11 +39,15 @@ from guardrun.supervisor.engine.model.verdicts import (
 from guardrun.supervisor.engine.observation import far_behind
 from guardrun.supervisor.engine.observation.hang_finding import LookJudged
 from guardrun.supervisor.engine.recovery.voluntary import refusals, rollback
+from guardrun.supervisor.engine.state import hand_changes
+from guardrun.supervisor.engine.state.hand_changes import HandChange
 from guardrun.supervisor.engine.state.incidents import change, culprits_of, told_again, write
 from guardrun.supervisor.engine.state.state import State, attempt_of, enter
 from guardrun.supervisor.health.base.findings import Response
 
 MAX_AVOIDED = 50
+BY_HAND, BY_HAND_HINT = "changed_by_hand", "changed_by_hand_said"
+"""In an incident's evidence: what people have changed before, and the sentence that names the last of it."""
 
 
 def observe(state: State, event: object, now_s: float) -> list[Action]:
@@ -168,11 +174,41 @@ def _open(state: State, found: Detected, now_s: float) -> Incident:
         acted_s=found.acted_s,
         looks=list(found.looks),
     )
-    incident = told_again(incident, list(state.incidents.values()), state.past)
+    incident = told_again(_with_hand_changes(state, incident), list(state.incidents.values()), state.past)
     state.next_incident += 1
     state.incidents[incident.id] = incident
     state.open_incidents.append(incident.id)
     return incident
+
+
+def _with_hand_changes(state: State, incident: Incident) -> Incident:
+    """What people have changed before belongs to what is known of it; of what numbers do, to the sentence, too."""
+    if not state.by_hand:
+        return incident
+    resumed = state.attempt.resumed_from if state.attempt is not None else None
+    known = [each for each in state.by_hand if each.at_s <= incident.detected_s]
+    changes = hand_changes.before(known, incident.attempt, resumed.step if resumed is not None else None)
+    if not changes:
+        return incident
+    evidence = {**incident.evidence, BY_HAND: hand_changes.evidence(changes, incident.detected_s)}
+    hint = hand_changes.hint(changes, incident.step) if incident.kind == "numeric" else ""
+    if hint:
+        evidence[BY_HAND_HINT] = hint
+    return msgspec.structs.replace(incident, evidence=evidence, summary=f"{incident.summary} {hint}".rstrip())
+
+
+def renew_hand_changes(state: State, asked: HandChange) -> list[Action]:
+    """It is known now what was changed: incidents that were told meanwhile name it."""
+    actions = []
+    for incident in list(state.incidents.values()):
+        if incident.attempt != asked.attempt or incident.detected_s < asked.at_s:
+            continue
+        before = incident.evidence
+        summary = incident.summary.removesuffix(f"; {before.get('recurrence', {}).get('said', '')}.").removesuffix(".")
+        bare = f"{summary}.".replace(f" {before[BY_HAND_HINT]}", "") if BY_HAND_HINT in before else f"{summary}."
+        renewed = _with_hand_changes(state, msgspec.structs.replace(incident, summary=bare))
+        actions.append(change(state, incident.id, summary=renewed.summary, evidence=renewed.evidence))
+    return actions
 
 
 def _culprits(state: State, named: Sequence[int | Culprit]) -> list[Culprit]:
@@ -187,10 +223,14 @@ def _change(state: State, verdict: Changed, now_s: float) -> list[Action]:
     incident_id = state.detected[verdict.key]
     state.is_detail_bad = state.is_detail_bad or verdict.is_uneven
     _avoid(state, verdict.avoid)
-    changes: dict[str, Any] = {"evidence": dict(verdict.evidence)}
+    before = state.incidents[incident_id].evidence
+    by_hand = {name: before[name] for name in (BY_HAND, BY_HAND_HINT) if name in before}
+    changes: dict[str, Any] = {"evidence": {**verdict.evidence, **by_hand}}
     for name in ("summary", "action", "acted_s", "cause", "confidence"):
         if value := getattr(verdict, name):
             changes[name] = value
+    if verdict.summary:
+        changes["summary"] = f"{verdict.summary} {by_hand.get(BY_HAND_HINT, '')}".rstrip()
     if verdict.cause:
         changes["advice"] = advice_for(verdict.cause, verdict.evidence)
     if verdict.culprits is not None:

@@ -22,6 +22,7 @@ from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.model.verdicts import Poisoned
 from guardrun.supervisor.engine.observation.progress_gaps import Gaps
 from guardrun.supervisor.engine.observation.step_times import BRIEF, StepRate, StepTimes
+from guardrun.supervisor.engine.state.hand_changes import HandChange
 from guardrun.supervisor.engine.state.job_nodes import Fleet
 from guardrun.supervisor.engine.state.memory_save import MemorySave, SaveTimes
 
@@ -308,6 +309,8 @@ class State(msgspec.Struct, kw_only=True):
     """What was said once."""
     remarks: dict[str, Note] = {}
     """By topic: what a person should know, and that nothing is done about."""
+    by_hand: list[HandChange] = []
+    """What people have changed in ranks, or run there, the last one last."""
     story: list[str] = []
     """The last events, for InvalidTransition."""
 

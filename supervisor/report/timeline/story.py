@@ -24,6 +24,8 @@ from guardrun.supervisor.report.timeline.timeline_strips import (
 BEFORE_S = (20.0, 120.0)
 """At least and at most this much is shown of the time before the onset."""
 AFTER_S = 600.0
+MAX_CHANGES = 3
+"""Of those that people have made by hand."""
 MAX_SIGNS = 8
 STEPS_BEFORE_S = 900.0
 """How far back the steps' times go."""
@@ -67,6 +69,7 @@ def incident_story(
     signs += [Sign(mark.at_s, f"saved {mark.text}", "soft") for mark in view.marks if _is_saved_before(mark, onset_s)][
         -1:
     ]
+    signs += [Sign(mark.at_s, mark.text, "soft") for mark in view.marks if mark.kind == "changed"][-MAX_CHANGES:]
     front_from_s = max(onset_s - STEPS_BEFORE_S, 0.0)
     front = timeline.view(front_from_s, to_s).front
     if front:

@@ -39,7 +39,7 @@ class AttemptSpan(msgspec.Struct, kw_only=True):
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True):
-    """One moment worth a sign. kind: saved, raised, fell, skipped, held, unheld."""
+    """One moment worth a sign. kind: saved, raised, fell, skipped, held, unheld, changed (by hand)."""
 
     at_s: float
     kind: str
@@ -138,6 +138,8 @@ class Timeline:
                 self._gauge(event.gauges)
             case ev.HoldSet():
                 self._mark("held" if event.is_held else "unheld", event.who, now_s)
+            case ev.HandChangeEnded() if event.changes:
+                self._mark("changed", "; ".join(event.changes), now_s)
             case ev.RestartAsked():
                 self._mark("restart", event.who, now_s)
 
