@@ -68,7 +68,7 @@ def _run(call: Call) -> int:
         "timeout_s": given.timeout,
         "wait_s": given.wait,
         "only_at_step": given.only_at_step,
-        "who": who_asks(),
+        "who": who_asks(call),
     }
     try:
         answer = run_code(folder, asked, given.timeout + given.wait + EXAMINED_S)
