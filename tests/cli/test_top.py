@@ -58,6 +58,12 @@ def test_a_run_that_is_over_as_data(ctl: Ctl, recorded: Path) -> None:
     assert {row["rank"]: row["state"] for row in view["ranks"]["rows"]}[1] == "signal 9"
 
 
+def test_a_folder_of_another_version(ctl: Ctl, recorded: Path) -> None:
+    (recorded / "summary.json").write_text('{"goodput": {"of": "another kind"}, "lost_s": [7]}')
+    ctl("top", "--json", code=1)
+    assert "what it holds is not of this version of guardrun" in ctl.err and "goodput" in ctl.err
+
+
 def test_an_answer_of_another_version(ctl: Ctl, live: FakeSupervisor) -> None:
     live.answers["status"] = Answer(is_ok=True, data={"ranks": 7})
     view = ctl.json("top")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from guardrun.supervisor.cli.base.status_reader import ask_status, read_recorded_status
-from guardrun.supervisor.cli.base.verb import is_alive, read_run
+from guardrun.supervisor.cli.base.verb import CtlError, is_alive, read_run
 from guardrun.supervisor.client.supervisor_client import Unreachable
 from guardrun.supervisor.report.elements.quantities import duration
 from guardrun.supervisor.report.incident import incident_folders
@@ -121,7 +121,7 @@ class RunWatch:
         last.culprits = [Culprit(rank=rank) for rank in self._culprits[1]]
 
     def _go_by_folder(self, run: RunFile, alive: bool | None, trouble: str) -> None:
-        """What was known stays, where the supervisor may come back; else what the folder says, read when it changes."""
+        """What was known stays, where the supervisor may come back; else what the folder says. Raises CtlError."""
         is_over = alive is False or (alive is None and (self.run_dir / "summary.json").is_file())
         if self._source == "supervisor" and self._status is not None and not is_over:
             return
@@ -131,7 +131,10 @@ class RunWatch:
         if is_known and (stamp == self._stamp or not (is_over or is_due)):
             return
         data: dict[str, Any] = read_recorded_status(self.run_dir, run, alive, trouble)
-        self._status = parse_status(data)
+        try:
+            self._status = parse_status(data)
+        except ValueError as error:
+            raise CtlError(f"{self.run_dir}: what it holds is not of this version of guardrun ({error})") from None
         self._source, self._why = "directory", str(data["why"])
         self._stamp, self._read_s, self._at_s = stamp, self._clock(), self._clock()
 

@@ -66,5 +66,7 @@ class Follower:
             found = str(error)
         except OSError as error:
             found = f"{error.filename or watch.run_dir}: {error.strerror or error}"
+        except Exception as error:  # a mistake of ours: were the thread to end of it, the screen would stand still
+            found = f"the run can't be shown: {error!r}"
         self._report(watch.run_dir, found)
         return AGAIN_S if isinstance(found, str) else found.next_in_s
