@@ -39,11 +39,13 @@ from guardrun.supervisor.cli.verbs import (
     sbatch,
     slurm,
     status,
+    top,
     trace,
 )
 
 VERBS: tuple[Verb, ...] = (
     status.VERB,
+    top.VERB,
     incidents.INCIDENTS,
     incidents.SHOW,
     report.VERB,

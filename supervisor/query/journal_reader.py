@@ -92,6 +92,16 @@ class Entry:
         return [one for one in msgspec.json.decode(raw, type=list[dict[str, Any]]) if one.get("type") == kind]
 
 
+def parse_entry(line: bytes) -> Entry | None:
+    """A line of the journal; None where it cannot be read. Its kind is empty where it is no event (a snapshot)."""
+    try:
+        head = _HEADS.decode(line)
+        kind = _KINDS.decode(head.event).type if bytes(head.event) not in (b"", b"null") else ""
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return Entry(head, kind)
+
+
 class JournalReader:
     """Reads once, from the first file that is kept to the last."""
 
@@ -111,8 +121,9 @@ class JournalReader:
         is_first, self.is_missing = True, True
         for name in names:
             for line in self._lines(name):
-                entry = self._parse(line)
+                entry = parse_entry(line)
                 if entry is None:
+                    self.unreadable += 1
                     continue
                 if is_first:
                     is_first, self.is_from_start = False, entry.number <= 0
@@ -139,12 +150,3 @@ class JournalReader:
         while (part := file.readline(_SKIP)) and not part.endswith(b"\n"):
             if time.monotonic() > self._deadline_s:
                 raise LateError
-
-    def _parse(self, line: bytes) -> Entry | None:
-        try:
-            head = _HEADS.decode(line)
-            kind = _KINDS.decode(head.event).type if bytes(head.event) not in (b"", b"null") else ""
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self.unreadable += 1
-            return None
-        return Entry(head, kind)

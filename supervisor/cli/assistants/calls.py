@@ -22,6 +22,7 @@ from guardrun.supervisor.cli.assistants import tools as to
 from guardrun.supervisor.cli.assistants.answers import Answer, quote
 from guardrun.supervisor.cli.base.asking import ask_run, who_asks
 from guardrun.supervisor.cli.base.output import Output
+from guardrun.supervisor.cli.base.status_reader import read_status
 from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, find_run, is_alive, read_run
 from guardrun.supervisor.cli.verbs import compare, diagnose, incidents, inspect, order, query, status, trace
 from guardrun.supervisor.cli.views.diagnosis_view import incidents_view, print_diagnosis
@@ -147,7 +148,7 @@ def _runs(scope: Scope, given: to.RunsArguments) -> Answer:
 
 def _status(scope: Scope, given: to.RunArguments) -> Answer:
     _, out = _call(scope, None)
-    told = status.read_status(scope.find(given.run), scope.node())
+    told = read_status(scope.find(given.run), scope.node())
     out.print(status.render_status(out, told))
     state, count = hints.word(told.get("state"), hints.STATES), len(told.get("incidents") or [])
     said = f"status: {state}, {count} incident{'' if count == 1 else 's'}."

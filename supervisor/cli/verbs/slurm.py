@@ -15,6 +15,7 @@ from guardrun.slurm.client.drain import is_ours
 from guardrun.slurm.client.jobs import SlurmJob, parse_job, read_job
 from guardrun.slurm.client.nodes import SlurmNode, read_nodes
 from guardrun.supervisor.cli.base.output import Output
+from guardrun.supervisor.cli.base.status_reader import read_status
 from guardrun.supervisor.cli.base.verb import (
     DEFAULT_DIR,
     NO,
@@ -27,7 +28,6 @@ from guardrun.supervisor.cli.base.verb import (
     read_run,
 )
 from guardrun.supervisor.cli.verbs.node import places_of, this_node
-from guardrun.supervisor.cli.verbs.status import read_status
 from guardrun.supervisor.health.quarantine_rules import counting, headline
 from guardrun.supervisor.preflight.base.remark import plural
 from guardrun.supervisor.quarantine.records import read_all

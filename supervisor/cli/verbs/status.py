@@ -14,27 +14,16 @@ from rich.live import Live
 from rich.text import Text
 
 from guardrun.supervisor.cli.base.output import Output, clean
-from guardrun.supervisor.cli.base.verb import (
-    OK,
-    Call,
-    CtlError,
-    Verb,
-    add_run_argument,
-    find_run,
-    guard_dir,
-    is_alive,
-    read_run,
-)
+from guardrun.supervisor.cli.base.status_reader import OVER, read_status
+from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, add_run_argument, find_run, guard_dir
 from guardrun.supervisor.cli.views.diagnosis_view import incidents_view
-from guardrun.supervisor.client.supervisor_client import Unreachable, ask
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.report.elements.quantities import duration, place_words
-from guardrun.supervisor.report.run_record import read_incidents, recorded_status, short_incident
+from guardrun.supervisor.watch.run_status import state_words
 
 MAX_RANK_ROWS = 64
 """With more ranks, those that look the same share a row."""
 SHOWN_AGE_S = 1.0
-_OVER = ("ended", "unfinished")
 _STYLES = {
     "training": "green",
     "ended": "green",
@@ -44,17 +33,6 @@ _STYLES = {
     "unreachable": "red",
     "unfinished": "red",
 }
-_STATES = {
-    "R": "running",
-    "S": "sleeping",
-    "D": "uninterruptible wait",
-    "T": "stopped",
-    "t": "in a debugger",
-    "Z": "dead",
-    "X": "dead",
-    "?": "",
-}
-"""Of /proc/PID/stat; a rank that waits for a device or its peers sleeps."""
 _NODE_HEADINGS = ("Node", "Part", "Standing", "Since", "Group rank", "Why")
 _HEADINGS = ("Rank", "State", "Step", "Step time", "Phase", "Data", "GC", "Beat", "Progress", "PID", "Hooks")
 
@@ -65,39 +43,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", metavar="SECONDS", type=float, default=2.0, help="with --watch (default: 2)")
 
 
-def read_status(run_dir: Path, node: str) -> dict[str, Any]:
-    """The status, with `run_dir`, `source` (supervisor or directory) and `why` (no supervisor answered).
-
-    Raises CtlError where there is no run.
-    """
-    run = read_run(run_dir)
-    alive = is_alive(run, node)
-    why = "the run is over"
-    if alive is not False:
-        try:
-            answer = ask(run, run_dir, "status")
-            if answer.is_ok:
-                # Short on the wire; their folders and times are here anyway.
-                known = [short_incident(record) for record in read_incidents(run_dir)]
-                incidents = known or answer.data.get("incidents", [])
-                extra = {"run_dir": str(run_dir), "source": "supervisor", "why": "", "summary": None}
-                return {**answer.data, "incidents": incidents, **extra}
-            why = answer.error
-        except Unreachable as error:
-            why = str(error)
-    if (run_dir / "summary.json").is_file():
-        state = "ended"
-    else:
-        state = "unfinished" if alive is False else "unreachable"
-    if state == "ended":
-        why = "the run is over"
-    elif state == "unfinished":
-        why = "its guardrun is gone, and no summary was written; the same --guard-run-id continues it"
-    elif alive is None:
-        why = f"{run.node} leads it, which is another node: ask there ({why})"
-    return {**recorded_status(run_dir, run, state), "run_dir": str(run_dir), "source": "directory", "why": why}
-
-
 def _run(call: Call) -> int:
     arguments, out = call.arguments, call.out
     if arguments.every <= 0:
@@ -105,7 +50,7 @@ def _run(call: Call) -> int:
     node = call.environ.get("SLURMD_NODENAME") or socket.gethostname()
     run_dir = find_run(arguments.run, guard_dir(arguments.guard_dir, call.environ, call.cwd), call.cwd)
     if arguments.watch:
-        return _watch(out, run_dir, node, arguments.every)
+        return watch(out, run_dir, node, arguments.every)
     status = read_status(run_dir, node)
     if out.is_json:
         out.json(status)
@@ -114,8 +59,11 @@ def _run(call: Call) -> int:
     return OK
 
 
-def _watch(out: Output, run_dir: Path, node: str, every_s: float) -> int:
-    live = Live(console=out.console, auto_refresh=False) if out.is_terminal and not out.is_json else None
+def watch(out: Output, run_dir: Path, node: str, every_s: float) -> int:
+    """Print how a run is doing until it ends, or somebody presses Ctrl-C. Answers the exit code."""
+    # On a terminal that can't move its cursor rich shows nothing of it before the end.
+    is_live = out.is_terminal and not out.is_json and not out.console.is_dumb_terminal
+    live = Live(console=out.console, auto_refresh=False) if is_live else None
     try:
         if live is not None:
             live.start()
@@ -127,7 +75,7 @@ def _watch(out: Output, run_dir: Path, node: str, every_s: float) -> int:
                 out.json(status, is_line=True)
             else:
                 out.print(render_status(out, status))
-            if status["state"] in _OVER:
+            if status["state"] in OVER:
                 return OK
             time.sleep(every_s)
     except KeyboardInterrupt:
@@ -138,7 +86,7 @@ def _watch(out: Output, run_dir: Path, node: str, every_s: float) -> int:
 
 
 def render_status(out: Output, status: dict[str, Any]) -> RenderableType:
-    """What `read_status` answers, for a person."""
+    """The same for people."""
     parts: list[RenderableType] = [_head(status)]
     nodes = status.get("nodes") or []
     if nodes:
@@ -274,11 +222,7 @@ def _step(group: list[dict[str, Any]]) -> str:
 
 
 def _state_words(rank: dict[str, Any]) -> str:
-    """`running`, `stopped`, `exit 1`, `signal 9`."""
-    exitcode = rank.get("exitcode")
-    if exitcode is not None:
-        return f"signal {-exitcode}" if exitcode < 0 else f"exit {exitcode}"
-    return _STATES.get(str(rank["state"]), str(rank["state"]))
+    return state_words(str(rank["state"]), rank.get("exitcode"))
 
 
 def _share(group: list[dict[str, Any]], key: str) -> str:
