@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -11,15 +12,20 @@ from typing import Any
 
 from guardrun.supervisor.rundir.traces import read_traces
 from tests.runs.runs import EdgeRuns, finish
+from tests.support import scenes
 from tests.support.guardrun_run import GuardrunRun
 from tests.support.waiting import wait_until
 
 
-def ask(folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
-    command = [sys.executable, "-m", "guardrun.supervisor.cli.guardctl", *arguments, "--json"]
+def said(folder: Path, *arguments: str, code: int = 0) -> str:
+    command = [sys.executable, "-m", "guardrun.supervisor.cli.guardctl", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == code, done
-    told: dict[str, Any] = json.loads(done.stdout)
+    return done.stdout
+
+
+def ask(folder: Path, *arguments: str, code: int = 0) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(said(folder, *arguments, "--json", code=code))
     return told
 
 
@@ -65,16 +71,18 @@ def test_a_live_run_is_traced_inspected_and_changed(edge: EdgeRuns) -> None:
         with gzip.open(trace, "rt") as file:
             assert sum("guardrun.step#" in line for line in file) == 3
     assert Path(profiled["page"]).read_text().startswith("<!doctype html>")
+    printed = scenes.guardctl(folder, "profile", "show")
+    scenes.check("what steps go to", "guardctl profile", printed, folder, until="^comm: ")
     explode(folder)
     (folder / "end").touch()
     finished = finish(run)
     assert finished.returncode == 0 and [one["cause"] for one in finished.incidents] == ["nan_loss"], finished
     (incident,) = finished.incidents
-    said = "learning rate × 1e+06 (0.02 → 20000) in SGD by scale at step"
-    assert f"Changed by hand before: {said}" in incident["summary"], incident
+    words = "learning rate × 1e+06 (0.02 → 20000) in SGD by scale at step"
+    assert f"Changed by hand before: {words}" in incident["summary"], incident
     changes = incident["evidence"]["changed_by_hand"]
-    assert [one["verb"] for one in changes] == ["eval", "eval", "scale", "scale"]
-    assert "print(type(model)" in changes[0]["code"] and said in changes[3]["said"]
+    assert [one["verb"] for one in changes] == ["eval", "eval", "eval", "scale", "scale"]
+    assert "print(type(model)" in changes[0]["code"] and words in changes[4]["said"]
     assert ask(folder, "trace", "show")["number"] == ask(folder, "profile", "show")["number"] == 1
 
 
@@ -87,13 +95,17 @@ def explode(folder: Path) -> None:
     told = ask(folder, "eval", "0", "while True: pass", "--timeout", "0.5", code=1)
     assert (told["outcome"], told["where"]) == ("interrupted", "step")
     assert "no rank 7 on this node: ranks 0-1 are here" in ask(folder, "eval", "7", "1", code=1)["error"]
-    for factor, rates in ((0.1, ["0.2 → 0.02", "0.1 → 0.01"]), (1e6, ["0.02 → 20000", "0.01 → 10000"])):
-        told = ask(folder, "scale", "lr", str(factor))
-        ranks = [told["ranks"][number] for number in ("0", "1")]
-        changed = [f"learning rate × {factor:.4g} ({rate}) in SGD" for rate in rates]
-        assert [one["changes"] for one in ranks] == [[one] for one in changed], told
-        assert ranks[0]["step"] == ranks[1]["step"] and ranks[0]["lasting"] and told["missing"] == {}
+    for scene, words in (
+        ("learning rate seen", ["eval", "1", "optimizer.param_groups[0]['lr']"]),
+        ("learning rate changed", ["scale", "lr", "0.1"]),
+    ):
+        scenes.check(scene, shlex.join(["guardctl", *words]), said(folder, *words), folder)
+    told = ask(folder, "scale", "lr", "1e6")
+    ranks = [told["ranks"][number] for number in ("0", "1")]
+    changed = [f"learning rate × 1e+06 ({rate}) in SGD" for rate in ("0.02 → 20000", "0.01 → 10000")]
+    assert [one["changes"] for one in ranks] == [[one] for one in changed], told
+    assert ranks[0]["step"] == ranks[1]["step"] and ranks[0]["lasting"] and told["missing"] == {}
     wait_until(lambda: ask(folder, "status")["incidents"], 60, "an incident")
     told = ask(folder, "diagnose", "--gap", "1")
     assert "changed by hand before: learning rate × 1e+06" in told["why"], told
-    assert len(told["evidence"]["changed_by_hand"]) == 4
+    assert len(told["evidence"]["changed_by_hand"]) == 5

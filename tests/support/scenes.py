@@ -27,7 +27,7 @@ BLOCK = re.compile(r"(?<=^<!-- scene: )([\w -]+) -->\n```console\n(.*?)```$", re
 _ALIKE = (
     (re.compile(r"\b\d{8}-\d{6}-([\w.-]+?)-[0-9a-f]{4}\b"), r"ID-\1"),
     (re.compile(r"\b[0-9a-f]{16}\b"), "DIGEST"),
-    (re.compile(r"\d+(?:[.,:]\d+)*"), "0"),
+    (re.compile(r"\d+(?:[.,:]\d+)*(?:e[+-]?\d+)?"), "0"),
     (re.compile(r"\b0\s+(?:ms|s|min|h)\b"), "TIME"),
     (re.compile(r"\b0\s+(?:[kMG]B|B)\b"), "SIZE"),
     (re.compile(r"\b(?:about\s+|0\s+to\s+)TIME"), "TIME"),

@@ -21,7 +21,7 @@ from textual.message import Message
 
 from guardrun.supervisor.cli.base.output import clean
 from guardrun.supervisor.cli.base.watching import Looked
-from guardrun.supervisor.cli.top.commands import Commands, has_verb
+from guardrun.supervisor.cli.top.commands import Commands
 from guardrun.supervisor.cli.top.follower import Follower
 from guardrun.supervisor.cli.top.lines import Line, Piece, wrap
 from guardrun.supervisor.cli.top.painting import Key, paint
@@ -55,7 +55,7 @@ Standing out is no verdict. Verdicts are incidents, and the sentence above
 where something holds the run up.
 
 s  stacks of all ranks now            i  incidents, Enter for one
-p  profile, where guardctl has it     l  the whole log
+p  profile of some steps              l  the whole log
 r  write the run's page               w  how far back curves go
 h  hold, or let go: guardrun changes nothing while it is held
 X  restart: end this attempt now, go on from the newest checkpoint
@@ -124,7 +124,6 @@ class TopApp(App[None]):
         self._message, self._message_s = "", 0.0
         self._verb = ""
         """The verb that runs: one at a time, so that a key that is held down asks ranks for no hundred looks."""
-        self._has_profile = has_verb("profile")
         self._window = 0
         self._commands = Commands(environ)
         self._follower = Follower(node, every_s, lambda run, found: self._post(LookDone(run, found)))
@@ -201,8 +200,7 @@ class TopApp(App[None]):
         hold = "let go" if self._looked.view.is_held else "hold"
         shown = [Key("i", "incidents"), Key("r", "report")]
         if not is_over:
-            profile = [Key("p", "profile")] if self._has_profile else []
-            shown = [Key("s", "stacks"), *shown, Key("h", hold), Key("X", "restart"), *profile]
+            shown = [Key("s", "stacks"), *shown, Key("h", hold), Key("X", "restart"), Key("p", "profile")]
         return [*shown, Key("l", "log"), Key("o", "runs"), Key("w", "window"), Key("?", "help"), Key("q", "quit")]
 
     # Keys ---------------------------------------------------------------------------------------------------------
@@ -246,7 +244,7 @@ class TopApp(App[None]):
             self._run("stacks", ["stacks", "--run", str(self._run_dir)], is_page=True)
 
     def _action_profile(self) -> None:
-        if self._has_profile and self._living():
+        if self._living():
             self._run("profile", ["profile", "--run", str(self._run_dir)], is_page=True)
 
     def _action_report(self) -> None:

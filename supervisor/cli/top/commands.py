@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 import threading
@@ -22,11 +21,6 @@ class Said(NamedTuple):
     text: str
     code: int | None
     """Its exit code; None: it took too long, said too much, or was ended."""
-
-
-def has_verb(name: str) -> bool:
-    """Whether this guardctl has a verb in a file of its own of that name."""
-    return importlib.util.find_spec(f"guardrun.supervisor.cli.verbs.{name}") is not None
 
 
 class Commands:
