@@ -202,10 +202,17 @@ class Evaluation:
             self._took_ns = monotonic_ns() - self._began_ns
             self._is_done = True
             self._done.release()
-        if (signalled := self._confined.outcome.signalled) is not None:
-            self._confined.outcome.signalled = None
-            rank.passed_on = signalled if isinstance(signalled, Exception) else None
-            raise signalled
+        outcome = self._confined.outcome
+        try:
+            if outcome.signalled is not None:
+                raise outcome.signalled
+            if outcome.cut is not None:
+                signal.raise_signal(outcome.cut)
+        except Exception as error:
+            rank.passed_on = error
+            raise
+        finally:
+            outcome.signalled = None
 
     # The answer ------------------------------------------------------------------------------------------------------
 

@@ -366,6 +366,62 @@ def test_what_a_signals_handler_raises_meanwhile_is_the_scripts(training: Traini
     assert training.rank.words[Field.STEP] == 3 and training.rank.passed_on is None
 
 
+def test_a_signals_handler_is_not_interrupted(training: Training) -> None:
+    """It may be saving a checkpoint, and may take longer than the code has."""
+    saved: list[int] = []
+
+    def save(signum: int, frame: Any) -> None:
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            pass
+        saved.append(signum)
+        raise Preempted
+
+    before = signal.signal(signal.SIGTERM, save)
+    one = training.ask("import signal\nsignal.raise_signal(15)\nwhile True: pass", timeout_s=0.1)
+    one.on_beat(0)
+    beats = Beats(one, rate=2.0)
+    try:
+        with pytest.raises(Preempted):
+            training.step()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        beats.end()
+    assert saved == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_right_after_an_interruption_is_not_lost(
+    training: Training, number: signal.Signals
+) -> None:
+    """What was sent while C code held it is raised in the handler, or on the way of what that has raised."""
+
+    def handle(signum: int, frame: Any) -> None:
+        raise Preempted(signum, sys._getframe(1).f_code.co_name)
+
+    before = signal.signal(number, signal.default_int_handler if number == signal.SIGINT else handle)
+    one = training.ask("import time\ntime.sleep(20)")
+    one.on_beat(0)
+
+    def interrupt() -> None:
+        while not one._confined._inside:
+            time.sleep(0.001)
+        time.sleep(0.2)  # by now it sleeps
+        one._confined.interrupt()
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Preempted):
+            training.step()
+    finally:
+        signal.signal(number, before)
+        thread.join()
+    one.end()
+    assert training.rank.passed_on is None
+
+
 def test_where_training_stands_it_runs_beside_it(training: Training, capfd: Any) -> None:
     one = training.ask(
         "import threading\nprint(batch)\n(threading.get_ident() == threading.main_thread().ident, waits)", wait_s=0
