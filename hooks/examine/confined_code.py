@@ -13,8 +13,8 @@ be raised at any later moment, so three things keep it from the script's own cod
 - What is raised between the code's end and that is caught by one of LAYERS calls around it. Each catches one, and there
   are more of them than are ever sent.
 
-Nothing is sent while a signal's handler of the script's runs there: it may be saving a checkpoint. What was sent before,
-and is raised in it all the same, cuts it short: then the signal is raised once more, behind the code.
+Nothing is sent while a signal's handler of the script's runs there: it may be saving a checkpoint. What was sent before
+and is raised in it all the same cuts it short: then the signal is raised once more, behind the code.
 
 Code that catches whatever is raised, in a loop, gets another kind after PLAIN_SENDS: as soon as one of these is caught
 it sends the next, which is raised in the handler, or on the way back from it. That, too, is one call of C functions.

@@ -186,10 +186,11 @@ class Evaluation:
             settings = Settings(rank.steps.optimizers() if rank.steps is not None else [])
             scope = {**given, "__name__": "guardctl_eval", "__builtins__": sys.modules["builtins"]}
             state = ThreadState(draws=self._where == AT_STEP)
-            self._ident = get_ident()
+            self._ident = rank.code_ident = get_ident()
             try:
                 self._confined.run(scope)
             finally:
+                rank.code_ident = 0
                 state.put_back()
             assigned = sorted(
                 name for name in given if scope.get(name) is not given[name] and not name.startswith("__")

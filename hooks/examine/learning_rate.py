@@ -6,8 +6,8 @@ changed only where all of them have come, and none says no. Who has waited for t
 anything: the store takes one verdict, the same for all.
 
 A scheduler computes the next rate from the last one, or from what it was made with. So what it was made with is scaled
-alike: `base_lrs`, `max_lrs`, and in groups `initial_lr`, `max_lr`, `min_lr`. The schedule goes on from there. A script
-that sets its rates itself, each step, undoes the change: that is seen at the end of the next step, and told.
+alike: `base_lrs`, `max_lrs`, and in groups `initial_lr`, `max_lr`, `min_lr`, `swa_lr`. The schedule goes on from there.
+A script that sets its rates itself, each step, undoes the change: that is seen at the end of the next step, and told.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SET, SCALE = "set", "scale"
 KEY = "rate"
 CONNECT_S = 3.0
-SCALED = ("initial_lr", "max_lr", "min_lr")
+SCALED = ("initial_lr", "max_lr", "min_lr", "swa_lr")
 """Of a group: what its schedulers go by (torch/optim/lr_scheduler.py)."""
 SCALED_LISTS = ("base_lrs", "max_lrs")
 """Of a scheduler, one for each group."""
@@ -220,8 +220,8 @@ def check(mode: object, value: object) -> tuple[str, float]:
     """The same. Raises ValueError where rates can't be changed so."""
     if mode not in (SET, SCALE) or not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError("it is not said how rates are to be changed")
-    if not isfinite(value) or not 0 <= value <= MAX_FACTOR or (mode == SCALE and not value):
-        raise ValueError(f"a learning rate is 0 or more, a factor more than 0; both up to {MAX_FACTOR:g}")
+    if not isfinite(value) or not 0 < value <= MAX_FACTOR:
+        raise ValueError(f"a learning rate, and a factor, is more than 0, up to {MAX_FACTOR:g}: no factor leads from 0")
     return str(mode), float(value)
 
 

@@ -18,6 +18,7 @@ import torch
 from guardrun.hooks.examine import confined_code
 from guardrun.hooks.examine.confined_code import FILE, Confined, Outlet, Program
 from guardrun.hooks.examine.evaluation import Evaluation
+from guardrun.hooks.guards import batch_trail
 from guardrun.hooks.patches.optimizer_steps import OptimizerSteps
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
@@ -136,6 +137,20 @@ def test_what_belongs_to_training_is_as_it_was(training: Training) -> None:
     told_ = one.on_beat(0)
     one.end()
     assert told_ is not None and told_["result"].startswith("tensor(")
+
+
+def test_batches_that_it_takes_are_not_trainings(training: Training) -> None:
+    """Which batch of a pass is left out after a restart is counted by iterators that training has made."""
+
+    class Iterating:
+        def __init__(self, loader: object) -> None:
+            self.loader = loader
+
+    batch_trail.install(Iterating, training.rank)
+    training.kept = {"kind": Iterating, "loader": torch.utils.data.DataLoader([1, 2])}
+    code = "one = self.kept['kind'](self.kept['loader'])\nsorted(vars(one))"
+    assert training.eval(code)["result"] == "['loader']"
+    assert batch_trail.STREAM in vars(Iterating(training.kept["loader"]))
 
 
 def test_nothing_of_a_step_lives_longer_for_it(training: Training) -> None:
