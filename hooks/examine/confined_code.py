@@ -13,8 +13,9 @@ be raised at any later moment, so three things keep it from the script's own cod
 - What is raised between the code's end and that is caught by one of LAYERS calls around it. Each catches one, and there
   are more of them than are ever sent.
 
-Nothing is sent while a signal's handler of the script's runs there: it may be saving a checkpoint. What was sent before
-and is raised in it all the same cuts it short: then the signal is raised once more, behind the code.
+It is not sent right where locks are taken, if that passes: other threads would wait for these for good. Nor is anything
+sent while a signal's handler of the script's runs there: it may be saving a checkpoint. What was sent before and is
+raised in it all the same cuts it short: then the signal is raised once more, behind the code.
 
 Code that catches whatever is raised, in a loop, gets another kind after PLAIN_SENDS: as soon as one of these is caught
 it sends the next, which is raised in the handler, or on the way back from it. That, too, is one call of C functions.
@@ -50,6 +51,9 @@ PLAIN_SENDS, MAX_SENDS = 8, 32
 MAX_AGAIN = 64
 """Sent by what has been caught."""
 LAYERS = MAX_SENDS + MAX_AGAIN + 8
+TAKE_LOCKS = frozenset(("importlib._bootstrap", "logging", "queue", "threading"))
+"""Modules that may hold a lock between two instructions, outside a `try`: it would never be given back."""
+MAX_SPARED = 16
 MAX_OUTPUT_CHARS = 32_000
 MAX_RESULT_CHARS = 16_000
 MAX_ERROR_CHARS = 8_000
@@ -150,7 +154,7 @@ class Confined:
     def __init__(self, program: Program) -> None:
         self._program = program
         self.outcome = Outcome()
-        self.sends = 0
+        self.sends = self._spared = 0
         self._inside: list[int] = []
         """The thread that may be interrupted, and is."""
         kinds: list[type[Interrupted]] = []
@@ -161,10 +165,18 @@ class Confined:
 
     def interrupt(self) -> None:
         """Have it interrupted, if it still runs; for another thread. MAX_SENDS times at most; each may be lost."""
-        if self.sends < MAX_SENDS and can_interrupt() and not any(map(handles_signal, list(self._inside))):
+        if self.sends < MAX_SENDS and can_interrupt() and not any(map(self._is_spared, list(self._inside))):
             self.sends += 1
             kind = Interrupted if self.sends <= PLAIN_SENDS else self._insistent
             deque(map(_set, self._inside, repeat(kind)), 0)
+
+    def _is_spared(self, ident: int) -> bool:
+        """Whether the thread is where an interruption does harm; where locks are taken, for some turns only."""
+        frame = sys._current_frames().get(ident)
+        if self._spared < MAX_SPARED and frame is not None and frame.f_globals.get("__name__") in TAKE_LOCKS:
+            self._spared += 1
+            return True
+        return handles_signal(ident, frame)
 
     def run(self, names: dict[str, Any]) -> None:
         """Run it, in this thread; what is to be known of it is in `outcome`. Raises nothing.
@@ -302,11 +314,10 @@ def handlers() -> dict[Any, list[int]]:
     return found
 
 
-def handles_signal(ident: int) -> bool:
-    """Whether a thread is in a handler that was called within the code. For another thread."""
+def handles_signal(ident: int, frame: Any) -> bool:
+    """Whether a thread is in a handler that was called within the code. frame: its innermost. For another thread."""
     if ident != threading.main_thread().ident or not (codes := handlers()):
         return False
-    frame = sys._current_frames().get(ident)
     while frame is not None and frame.f_code.co_filename != FILE:
         if frame.f_code in codes:
             return True

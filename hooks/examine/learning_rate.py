@@ -63,6 +63,8 @@ class LearningRate:
         """Groups, what their rates were, and what they have been set to."""
         self._changed_at = 0
         self._why = ""
+        self._is_elsewhere = False
+        """The last step was another thread's."""
         self._is_over = False
         try:
             self._arm()
@@ -79,6 +81,8 @@ class LearningRate:
             raise ValueError(self._why)
         if now_ns >= self.ends_ns and not self._changed_at and self._claim():
             self._refuse()
+            if self._is_elsewhere:
+                raise ValueError("its optimizer steps on another thread than the one that trains (its first)")
             raise ValueError(f"step {self._at_step} did not end within {self._seconds:g} s: it is at {rank.step_now()}")
         if "lasting" in self._told or (now_ns >= self.ends_ns and self._changed_at):
             return self._told
@@ -153,7 +157,8 @@ class LearningRate:
 
     def _on_step(self, optimizer: Any) -> None:
         rank = self._rank
-        if get_ident() != rank.owner_ident or self._is_over:
+        self._is_elsewhere = get_ident() != rank.owner_ident
+        if self._is_elsewhere or self._is_over:
             return
         rank.pace.quiet_until = 0
         step = rank.step_now()

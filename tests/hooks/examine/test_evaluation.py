@@ -316,6 +316,26 @@ def test_interruptions_by_another_thread() -> None:
     assert len(kinds) == 100 and kinds.count("interrupted") > 5
 
 
+def test_it_is_not_interrupted_where_locks_are_taken_if_that_passes() -> None:
+    names: dict[str, Any] = {"__name__": "threading", "begun": threading.Event()}
+    exec("def spin():\n  begun.set()\n  while True: pass", names)
+    confined = Confined(Program("spin()"))
+    thread = threading.Thread(target=confined.run, args=[{"spin": names["spin"]}])
+    thread.start()
+    names["begun"].wait()
+    for _ in range(100):
+        time.sleep(0.001)
+        if sys._current_frames()[thread.ident or 0].f_code.co_name == "spin":
+            break
+    for _ in range(confined_code.MAX_SPARED):
+        confined.interrupt()
+    assert confined.sends == 0
+    while thread.is_alive():
+        confined.interrupt()
+        thread.join(0.05)
+    assert confined.outcome.kind == "interrupted"
+
+
 def test_what_c_code_holds_is_said_and_training_goes_on_when_it_returns(training: Training) -> None:
     one = training.ask("import time\ntime.sleep(2.5)\nwhile True: pass", timeout_s=0.5)
     one.on_beat(0)

@@ -174,6 +174,20 @@ def test_what_is_not_done(
     assert [group["lr"] for group in training.optimizer.param_groups] == list(rates)
 
 
+def test_an_optimizer_of_another_thread(ranks: Callable[..., Rank]) -> None:
+    training = Training(ranks())
+    training.step()
+    one = training.ask("scale", 0.1, at_step=2)
+    one.on_beat(0)
+    thread = threading.Thread(target=training.step)
+    thread.start()
+    thread.join()
+    with pytest.raises(ValueError, match="its optimizer steps on another thread"):
+        one.on_beat(one.ends_ns)
+    one.end()
+    assert training.optimizer.param_groups[0]["lr"] == 0.5
+
+
 def test_one_group_alone(ranks: Callable[..., Rank]) -> None:
     training = Training(ranks())
     training.step()
