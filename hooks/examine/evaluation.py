@@ -16,7 +16,7 @@ import sys
 from _thread import allocate_lock, get_ident, start_new_thread
 from time import monotonic_ns
 
-from guardrun.hooks.examine.confined_code import DONE, Confined, Program, ThreadState, can_interrupt
+from guardrun.hooks.examine.confined_code import DONE, PLAIN_SENDS, Confined, Program, ThreadState, can_interrupt
 from guardrun.hooks.examine.frame_names import Names, mentioned
 from guardrun.hooks.examine.optimizer_settings import Settings, describe_changes
 from guardrun.hooks.rank.rank import Rank
@@ -134,7 +134,9 @@ class Evaluation:
             self._confined.interrupt()
             if self._done.acquire(timeout=PAUSE_S):
                 return self._describe()
-        return self._describe_held(now_ns) if over_ns > HELD_NS else None
+        # Before it has been tried in earnest (a signal's handler runs) nobody may turn away: it would never end.
+        is_tried = self._confined.sends > PLAIN_SENDS or not can_interrupt()
+        return self._describe_held(now_ns) if is_tried and over_ns > HELD_NS else None
 
     def _begin_beside(self) -> None:
         rank = self._rank

@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
-from guardrun.hooks.examine import confined_code
+from guardrun.hooks.examine import confined_code, evaluation
 from guardrun.hooks.examine.confined_code import FILE, Confined, Outlet, Program
 from guardrun.hooks.examine.evaluation import Evaluation
 from guardrun.hooks.guards import batch_trail
@@ -401,8 +402,12 @@ def test_what_a_signals_handler_raises_meanwhile_is_the_scripts(training: Traini
     assert training.rank.words[Field.STEP] == 3 and training.rank.passed_on is None
 
 
-def test_a_signals_handler_is_not_interrupted(training: Training) -> None:
-    """It may be saving a checkpoint, and may take longer than the code has."""
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_signals_handler_is_not_interrupted(
+    raises: bool, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be saving a checkpoint, and may take longer than the code has. Where it returns, the code is."""
+    monkeypatch.setattr(evaluation, "HELD_NS", SECOND // 10)
     saved: list[int] = []
 
     def save(signum: int, frame: Any) -> None:
@@ -410,19 +415,21 @@ def test_a_signals_handler_is_not_interrupted(training: Training) -> None:
         while time.monotonic() < until:
             pass
         saved.append(signum)
-        raise Preempted
+        if raises:
+            raise Preempted
 
     before = signal.signal(signal.SIGTERM, save)
     one = training.ask("import signal\nsignal.raise_signal(15)\nwhile True: pass", timeout_s=0.1)
     one.on_beat(0)
     beats = Beats(one, rate=2.0)
     try:
-        with pytest.raises(Preempted):
+        with pytest.raises(Preempted) if raises else nullcontext():
             training.step()
     finally:
         signal.signal(signal.SIGTERM, before)
-        beats.end()
+        told = beats.end()
     assert saved == [signal.SIGTERM]
+    assert told is not None and told["outcome"] == "interrupted"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
