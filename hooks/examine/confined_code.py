@@ -13,6 +13,10 @@ be raised at any later moment, so three things keep it from the script's own cod
 - What is raised between the code's end and that is caught by one of LAYERS calls around it. Each catches one, and there
   are more of them than are ever sent.
 
+It is not sent right where locks are taken, if that passes: other threads would wait for these for good. Nor is anything
+sent while a signal's handler of the script's runs there: it may be saving a checkpoint. What was sent before and is
+raised in it all the same cuts it short: then the signal is raised once more, behind the code.
+
 Code that catches whatever is raised, in a loop, gets another kind after PLAIN_SENDS: as soon as one of these is caught
 it sends the next, which is raised in the handler, or on the way back from it. That, too, is one call of C functions.
 
@@ -47,6 +51,9 @@ PLAIN_SENDS, MAX_SENDS = 8, 32
 MAX_AGAIN = 64
 """Sent by what has been caught."""
 LAYERS = MAX_SENDS + MAX_AGAIN + 8
+TAKE_LOCKS = frozenset(("importlib._bootstrap", "logging", "queue", "threading"))
+"""Modules that may hold a lock between two instructions, outside a `try`: it would never be given back."""
+MAX_SPARED = 16
 MAX_OUTPUT_CHARS = 32_000
 MAX_RESULT_CHARS = 16_000
 MAX_ERROR_CHARS = 8_000
@@ -102,6 +109,8 @@ class Outcome:
         """Of all that was printed."""
         self.signalled: BaseException | None = None
         """What a handler of the script's has raised for a signal that came meanwhile: it is the script's."""
+        self.cut: int | None = None
+        """The signal whose handler an interruption has cut short."""
 
     def add(self, text: str) -> None:
         """It has printed that."""
@@ -145,7 +154,7 @@ class Confined:
     def __init__(self, program: Program) -> None:
         self._program = program
         self.outcome = Outcome()
-        self.sends = 0
+        self.sends = self._spared = 0
         self._inside: list[int] = []
         """The thread that may be interrupted, and is."""
         kinds: list[type[Interrupted]] = []
@@ -156,10 +165,18 @@ class Confined:
 
     def interrupt(self) -> None:
         """Have it interrupted, if it still runs; for another thread. MAX_SENDS times at most; each may be lost."""
-        if self.sends < MAX_SENDS and can_interrupt():
+        if self.sends < MAX_SENDS and can_interrupt() and not any(map(self._is_spared, list(self._inside))):
             self.sends += 1
             kind = Interrupted if self.sends <= PLAIN_SENDS else self._insistent
             deque(map(_set, self._inside, repeat(kind)), 0)
+
+    def _is_spared(self, ident: int) -> bool:
+        """Whether the thread is where an interruption does harm; where locks are taken, for some turns only."""
+        frame = sys._current_frames().get(ident)
+        if self._spared < MAX_SPARED and frame is not None and frame.f_globals.get("__name__") in TAKE_LOCKS:
+            self._spared += 1
+            return True
+        return handles_signal(ident, frame)
 
     def run(self, names: dict[str, Any]) -> None:
         """Run it, in this thread; what is to be known of it is in `outcome`. Raises nothing.
@@ -186,17 +203,24 @@ class Confined:
                 self._work(names, pid)
                 self._settle()
         except BaseException as error:  # an interruption; or a signal's, from wherever it came
-            self._inside.clear()
-            if not isinstance(error, Interrupted):
-                self._note(error)
             self._settle()
+            self._note(error)
 
     def _note(self, error: BaseException) -> None:
-        if is_of_signal(error):
-            self.outcome.signalled = error
-        else:
-            self.outcome.error = describe_error(error)
-            self.outcome.kind = RAISED
+        outcome = self.outcome
+        if not isinstance(error, Interrupted) and not is_of_signal(error):
+            outcome.error, outcome.kind = describe_error(error), RAISED
+            return
+        # An interruption may have been raised in a handler, or while what a handler had raised was on its way.
+        one: BaseException | None = error
+        for _ in range(LAYERS):
+            if one is None or outcome.signalled is not None:
+                return
+            if not isinstance(one, Interrupted):
+                outcome.signalled = one if is_of_signal(one) else None
+            elif outcome.cut is None:
+                outcome.cut = handled_signal(one)
+            one = one.__context__
 
     def _settle(self) -> None:
         """From here on nothing is sent; and what has been is raised here."""
@@ -281,22 +305,56 @@ def describe_error(error: BaseException) -> str:
 # Signals ------------------------------------------------------------------------------------------------------------
 
 
+def handlers() -> dict[Any, list[int]]:
+    """Code of the script's handlers → their signals."""
+    found: dict[Any, list[int]] = {}
+    for number in sorted(signal.valid_signals()):
+        if (code := _code_of(signal.getsignal(number))) is not None:
+            found.setdefault(code, []).append(number)
+    return found
+
+
+def handles_signal(ident: int, frame: Any) -> bool:
+    """Whether a thread is in a handler that was called within the code. frame: its innermost. For another thread."""
+    if ident != threading.main_thread().ident or not (codes := handlers()):
+        return False
+    while frame is not None and frame.f_code.co_filename != FILE:
+        if frame.f_code in codes:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def handled_signal(error: BaseException) -> int | None:
+    """The signal whose handler's frame is among those that it has passed."""
+    if get_ident() != threading.main_thread().ident:
+        return None
+    codes = handlers()
+    where = error.__traceback__
+    while where is not None:
+        code = where.tb_frame.f_code
+        if code in codes:
+            given = [where.tb_frame.f_locals.get(name) for name in code.co_varnames[:2]]
+            return next((number for number in codes[code] if number in given), codes[code][0])
+        where = where.tb_next
+    return None
+
+
 def is_of_signal(error: BaseException) -> bool:
     """Whether a handler has raised it for a signal to this process, and not the code itself.
 
-    A handler's frame is among those that it has passed; KeyboardInterrupt has none where it is Python's own.
+    KeyboardInterrupt has no handler's frame where it is Python's own.
     """
     if get_ident() != threading.main_thread().ident:
         return False
-    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
-    innermost = where = error.__traceback__
-    while where is not None:
-        if where.tb_frame.f_code in handlers:
-            return True
-        innermost, where = where, where.tb_next
-    if not isinstance(error, KeyboardInterrupt) or innermost is None:
+    if handled_signal(error) is not None:
+        return True
+    where = error.__traceback__
+    if not isinstance(error, KeyboardInterrupt) or where is None:
         return False
-    code, at = innermost.tb_frame.f_code, innermost.tb_lasti
+    while where.tb_next is not None:
+        where = where.tb_next
+    code, at = where.tb_frame.f_code, where.tb_lasti
     is_raised_here = code.co_filename == FILE and code.co_code[at] == opmap["RAISE_VARARGS"]
     return not is_raised_here
 

@@ -16,7 +16,7 @@ import sys
 from _thread import allocate_lock, get_ident, start_new_thread
 from time import monotonic_ns
 
-from guardrun.hooks.examine.confined_code import DONE, Confined, Program, ThreadState, can_interrupt
+from guardrun.hooks.examine.confined_code import DONE, PLAIN_SENDS, Confined, Program, ThreadState, can_interrupt
 from guardrun.hooks.examine.frame_names import Names, mentioned
 from guardrun.hooks.examine.optimizer_settings import Settings, describe_changes
 from guardrun.hooks.rank.rank import Rank
@@ -134,7 +134,9 @@ class Evaluation:
             self._confined.interrupt()
             if self._done.acquire(timeout=PAUSE_S):
                 return self._describe()
-        return self._describe_held(now_ns) if over_ns > HELD_NS else None
+        # Before it has been tried in earnest (a signal's handler runs) nobody may turn away: it would never end.
+        is_tried = self._confined.sends > PLAIN_SENDS or not can_interrupt()
+        return self._describe_held(now_ns) if is_tried and over_ns > HELD_NS else None
 
     def _begin_beside(self) -> None:
         rank = self._rank
@@ -186,10 +188,11 @@ class Evaluation:
             settings = Settings(rank.steps.optimizers() if rank.steps is not None else [])
             scope = {**given, "__name__": "guardctl_eval", "__builtins__": sys.modules["builtins"]}
             state = ThreadState(draws=self._where == AT_STEP)
-            self._ident = get_ident()
+            self._ident = rank.code_ident = get_ident()
             try:
                 self._confined.run(scope)
             finally:
+                rank.code_ident = 0
                 state.put_back()
             assigned = sorted(
                 name for name in given if scope.get(name) is not given[name] and not name.startswith("__")
@@ -202,10 +205,17 @@ class Evaluation:
             self._took_ns = monotonic_ns() - self._began_ns
             self._is_done = True
             self._done.release()
-        if (signalled := self._confined.outcome.signalled) is not None:
-            self._confined.outcome.signalled = None
-            rank.passed_on = signalled if isinstance(signalled, Exception) else None
-            raise signalled
+        outcome = self._confined.outcome
+        try:
+            if outcome.signalled is not None:
+                raise outcome.signalled
+            if outcome.cut is not None:
+                signal.raise_signal(outcome.cut)
+        except Exception as error:
+            rank.passed_on = error
+            raise
+        finally:
+            outcome.signalled = None
 
     # The answer ------------------------------------------------------------------------------------------------------
 

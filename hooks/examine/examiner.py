@@ -163,13 +163,15 @@ class Examiner:
 
     def _answer(self, number: int, told: dict[str, Any] | None = None, error: str = "") -> None:
         rank = self._rank
+        if number < rank.words[Field.EXAMINE_GIVEN]:
+            return  # who asked has gone, and who asked later takes the answer that is there
         try:
             path = os.path.join(rank.sockets, answer_name(rank.attempt, rank.global_rank))
             answer = {"number": number, "at_ns": monotonic_ns()}
             write_whole(path, answer | ({"error": error[:MAX_WHY_CHARS]} if told is None else {"told": told}))
         except OSError as why:
             rank.fail("examination", why)
-        rank.words[Field.EXAMINE_GIVEN] = max(number, rank.words[Field.EXAMINE_GIVEN])
+        rank.words[Field.EXAMINE_GIVEN] = number
 
 
 def _why(error: Exception) -> str:

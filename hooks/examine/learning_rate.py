@@ -6,8 +6,8 @@ changed only where all of them have come, and none says no. Who has waited for t
 anything: the store takes one verdict, the same for all.
 
 A scheduler computes the next rate from the last one, or from what it was made with. So what it was made with is scaled
-alike: `base_lrs`, `max_lrs`, and in groups `initial_lr`, `max_lr`, `min_lr`. The schedule goes on from there. A script
-that sets its rates itself, each step, undoes the change: that is seen at the end of the next step, and told.
+alike: `base_lrs`, `max_lrs`, and in groups `initial_lr`, `max_lr`, `min_lr`, `swa_lr`. The schedule goes on from there.
+A script that sets its rates itself, each step, undoes the change: that is seen at the end of the next step, and told.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 SET, SCALE = "set", "scale"
 KEY = "rate"
 CONNECT_S = 3.0
-SCALED = ("initial_lr", "max_lr", "min_lr")
+SCALED = ("initial_lr", "max_lr", "min_lr", "swa_lr")
 """Of a group: what its schedulers go by (torch/optim/lr_scheduler.py)."""
 SCALED_LISTS = ("base_lrs", "max_lrs")
 """Of a scheduler, one for each group."""
@@ -63,6 +63,8 @@ class LearningRate:
         """Groups, what their rates were, and what they have been set to."""
         self._changed_at = 0
         self._why = ""
+        self._is_elsewhere = False
+        """The last step was another thread's."""
         self._is_over = False
         try:
             self._arm()
@@ -79,6 +81,8 @@ class LearningRate:
             raise ValueError(self._why)
         if now_ns >= self.ends_ns and not self._changed_at and self._claim():
             self._refuse()
+            if self._is_elsewhere:
+                raise ValueError("its optimizer steps on another thread than the one that trains (its first)")
             raise ValueError(f"step {self._at_step} did not end within {self._seconds:g} s: it is at {rank.step_now()}")
         if "lasting" in self._told or (now_ns >= self.ends_ns and self._changed_at):
             return self._told
@@ -153,7 +157,8 @@ class LearningRate:
 
     def _on_step(self, optimizer: Any) -> None:
         rank = self._rank
-        if get_ident() != rank.owner_ident or self._is_over:
+        self._is_elsewhere = get_ident() != rank.owner_ident
+        if self._is_elsewhere or self._is_over:
             return
         rank.pace.quiet_until = 0
         step = rank.step_now()
@@ -220,8 +225,8 @@ def check(mode: object, value: object) -> tuple[str, float]:
     """The same. Raises ValueError where rates can't be changed so."""
     if mode not in (SET, SCALE) or not isinstance(value, int | float) or isinstance(value, bool):
         raise ValueError("it is not said how rates are to be changed")
-    if not isfinite(value) or not 0 <= value <= MAX_FACTOR or (mode == SCALE and not value):
-        raise ValueError(f"a learning rate is 0 or more, a factor more than 0; both up to {MAX_FACTOR:g}")
+    if not isfinite(value) or not 0 < value <= MAX_FACTOR:
+        raise ValueError(f"a learning rate, and a factor, is more than 0, up to {MAX_FACTOR:g}: no factor leads from 0")
     return str(mode), float(value)
 
 

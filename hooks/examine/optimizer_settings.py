@@ -82,7 +82,8 @@ def describe_changes(changes: Iterable[Change]) -> list[str]:
     for (kind, name, how), each in alike.items():
         values = sorted({f"{_number(one[4])} → {_number(one[5])}" for one in each})
         shown = ", ".join(values[:3]) + (", …" if len(values) > 3 else "")
-        where = "" if len(each) == each[0][2] else f", group {', '.join(str(one[1]) for one in each[:8])}"
+        places = list(dict.fromkeys(one[1] for one in each))  # of several optimizers, it may be
+        where = "" if len(places) == each[0][2] else f", group {', '.join(map(str, places[:8]))}"
         what = f"{how} ({shown})" if how.startswith("×") else shown
         sentences.append(f"{NAMES.get(name, name)} {what} in {kind}{where}"[:MAX_CHARS])
     return sentences[:MAX_SENTENCES]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from _thread import get_ident
 from collections import deque
 from hashlib import blake2b
 from typing import Any, NamedTuple
@@ -298,7 +299,8 @@ def install(kind: Any, rank: Rank) -> None:
     @functools.wraps(original)
     def __init__(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         try:
-            self.__dict__[STREAM] = Stream(loader)
+            if get_ident() != rank.code_ident:  # no pass of training's: its batches are neither known nor left out
+                self.__dict__[STREAM] = Stream(loader)
         except Exception as error:
             rank.fail("batches", error)
         original(self, loader, *args, **kwargs)

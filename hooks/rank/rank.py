@@ -174,6 +174,8 @@ class Rank:
     """A device graph has been captured."""
     passed_on: BaseException | None = None
     """What a handler of the script's raised for a signal that came in the middle of a hook: it goes to the script."""
+    code_ident = 0
+    """The thread that runs a person's code right now: what it does is not training's."""
 
     def __init__(self, settings: dict[str, object], attempt: int) -> None:
         """Read who this rank is from the environment. Raises KeyError or ValueError where that doesn't tell."""

@@ -29,6 +29,8 @@ from guardrun.supervisor.wire.live_socket import LIVE_SOCKET, SLOW_S, find_fault
 
 MAX_WAITING = 8
 """Requests at a time."""
+UNKNOWN = ("did not answer", "have not run", "has ended", "can't be read")
+"""In why there is no answer: it may have been run all the same."""
 
 
 class LiveCodeNode(RankContext, Protocol):
@@ -159,7 +161,7 @@ def ended(attempt: int, name: str, told: dict[str, Any], why: str) -> ev.HandCha
     if told:
         outcome = str(told.get("outcome", "unknown"))[:40]
     else:
-        outcome = "unknown" if "did not answer" in why or "have not run" in why or "has ended" in why else NOT_RUN
+        outcome = "unknown" if any(said in why for said in UNKNOWN) else NOT_RUN
     return ev.HandChangeEnded(
         attempt=attempt,
         id=name,

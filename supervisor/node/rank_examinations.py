@@ -36,6 +36,7 @@ from guardrun.supervisor.collect.ranks.memory_use import read_room
 from guardrun.supervisor.collect.ranks.source_functions import name_functions
 from guardrun.supervisor.engine.failures.cuda_memory import size
 from guardrun.supervisor.engine.model.events import Rank
+from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.node.rank_collection import RankContext
 from guardrun.supervisor.node.rank_profiles import RankProfiles
 from guardrun.supervisor.node.rank_recordings import RankRecordings
@@ -106,9 +107,12 @@ class RankExaminations:
         what, arguments: as hooks/examine/examiner.py has them, or STOP, or FLAME. seconds: how long it takes there.
         """
         request = _Request(done)
+        busy = [number for number in ranks if number in self._asked] if what == RATE else []
         for number in ranks:
             if what == EVAL:
                 why = "code is run only for who asks on the rank's own node: guardctl eval there"
+            elif busy and number not in busy:  # all ranks or none: it would wait for these in vain, and training for it
+                why = f"not asked, for rank {rank_list(busy)} is busy"
             elif what == STOP:
                 why = self._stop(request, number, str(arguments.get("what", "")))
             elif what == FLAME:

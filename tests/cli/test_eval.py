@@ -166,5 +166,11 @@ def test_rates_that_did_not_last_or_were_not_changed(ctl: Ctl, live: FakeSupervi
         and "nothing: it was so before, on rank 0" in out
         and "not seen in time" in out
     )
-    for arguments in (["scale", "lr", "0"], ["set", "lr", "-1"], ["set", "lr", "nan"], ["set", "wd", "1"]):
+    for arguments in (
+        ["scale", "lr", "0"],
+        ["set", "lr", "0"],
+        ["set", "lr", "-1"],
+        ["set", "lr", "nan"],
+        ["set", "wd", "1"],
+    ):
         ctl(*arguments, code=2)

@@ -19,6 +19,7 @@ from guardrun.hooks.wire.board import Field, Milestone
 from guardrun.hooks.wire.examinations import (
     MAX_ANSWER_BYTES,
     MAX_TRACE_BYTES,
+    RATE,
     answer_name,
     profile_name,
     read_whole,
@@ -154,6 +155,17 @@ def test_only_one_request_at_a_time(node: Node) -> None:
     answers, missing = node.wait_for_end()
     assert list(answers) == [5]
     assert missing[4].startswith("it is busy with an earlier request (allocations), for ")
+
+
+def test_ranks_that_are_to_agree_are_asked_together_or_not_at_all(node: Node) -> None:
+    """The others would wait for the one that is busy, and training with them."""
+    node.ask(4)
+    told: list[dict[int, str]] = []
+    node.examinations.ask([4, 5], RATE, {}, 5.0, lambda answers, missing: told.append(missing))
+    (missing,) = told
+    assert missing[4].startswith("it is busy with an earlier request (allocations)")
+    assert missing[5] == "not asked, for rank 4 is busy"
+    assert not node.boards[5].words[Field.EXAMINE_ASKED]
 
 
 def test_what_ends_while_it_is_asked(node: Node, process: subprocess.Popen[bytes]) -> None:

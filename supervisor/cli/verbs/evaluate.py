@@ -25,7 +25,8 @@ FILE = "<guardctl eval>"
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("rank", metavar="RANK", type=int, help="the global rank, one of this node")
-    parser.add_argument("code", metavar="CODE", nargs="?", help="statements; the value of the last one is the answer")
+    code = parser.add_argument("code", metavar="CODE", help="statements; the value of the last one is the answer")
+    code.required = False  # -f stands for it; with nargs="?" it may not come after an option (before Python 3.13)
     parser.add_argument("-f", "--file", metavar="FILE", help="read the code from there (-: standard input)")
     add_run_option(parser)
     parser.add_argument(

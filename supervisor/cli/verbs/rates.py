@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable
 from typing import Any
 
 from guardrun.hooks.wire.examinations import MAX_FACTOR, MAX_SECONDS, RATE
@@ -22,23 +21,17 @@ def _value(text: str) -> float:
         found = float(text)
     except ValueError:
         found = math.nan
-    if not 0 <= found <= MAX_FACTOR:
-        raise argparse.ArgumentTypeError(f"expected a number from 0 to {MAX_FACTOR:g}, not {text!r}")
-    return found
-
-
-def _factor(text: str) -> float:
-    """Raises argparse.ArgumentTypeError."""
-    found = _value(text)
     if not found:
-        raise argparse.ArgumentTypeError("a factor is more than 0: a schedule of zeros can't be scaled back")
+        raise argparse.ArgumentTypeError("it is more than 0: a schedule of zeros can't be scaled back")
+    if not 0 < found <= MAX_FACTOR:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, up to {MAX_FACTOR:g}, not {text!r}")
     return found
 
 
-def _make(mode: str, kind: Callable[[str], float], metavar: str, help_text: str) -> Verb:
+def _make(mode: str, metavar: str, help_text: str) -> Verb:
     def add_arguments(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("what", choices=["lr"], help="the learning rate")
-        parser.add_argument("value", metavar=metavar, type=kind)
+        parser.add_argument("value", metavar=metavar, type=_value)
         add_run_option(parser)
         parser.add_argument(
             "--optimizer", metavar="N", type=int, help="of this one alone, as inspect lists them, from 0"
@@ -110,5 +103,5 @@ def _about_schedule(told: dict[str, Any], undone: list[int]) -> list[tuple[str, 
     return lines
 
 
-SET_VERB = _make(SET, _value, "RATE", "set the learning rate, on all ranks after the same step")
-SCALE_VERB = _make(SCALE, _factor, "FACTOR", "multiply learning rates, on all ranks after the same step")
+SET_VERB = _make(SET, "RATE", "set the learning rate, on all ranks after the same step")
+SCALE_VERB = _make(SCALE, "FACTOR", "multiply learning rates, on all ranks after the same step")

@@ -10,14 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import torch
 
-from guardrun.hooks.examine import confined_code
+from guardrun.hooks.examine import confined_code, evaluation
 from guardrun.hooks.examine.confined_code import FILE, Confined, Outlet, Program
 from guardrun.hooks.examine.evaluation import Evaluation
+from guardrun.hooks.guards import batch_trail
 from guardrun.hooks.patches.optimizer_steps import OptimizerSteps
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
@@ -136,6 +138,20 @@ def test_what_belongs_to_training_is_as_it_was(training: Training) -> None:
     told_ = one.on_beat(0)
     one.end()
     assert told_ is not None and told_["result"].startswith("tensor(")
+
+
+def test_batches_that_it_takes_are_not_trainings(training: Training) -> None:
+    """Which batch of a pass is left out after a restart is counted by iterators that training has made."""
+
+    class Iterating:
+        def __init__(self, loader: object) -> None:
+            self.loader = loader
+
+    batch_trail.install(Iterating, training.rank)
+    training.kept = {"kind": Iterating, "loader": torch.utils.data.DataLoader([1, 2])}
+    code = "one = self.kept['kind'](self.kept['loader'])\nsorted(vars(one))"
+    assert training.eval(code)["result"] == "['loader']"
+    assert batch_trail.STREAM in vars(Iterating(training.kept["loader"]))
 
 
 def test_nothing_of_a_step_lives_longer_for_it(training: Training) -> None:
@@ -301,6 +317,26 @@ def test_interruptions_by_another_thread() -> None:
     assert len(kinds) == 100 and kinds.count("interrupted") > 5
 
 
+def test_it_is_not_interrupted_where_locks_are_taken_if_that_passes() -> None:
+    names: dict[str, Any] = {"__name__": "threading", "begun": threading.Event()}
+    exec("def spin():\n  begun.set()\n  while True: pass", names)
+    confined = Confined(Program("spin()"))
+    thread = threading.Thread(target=confined.run, args=[{"spin": names["spin"]}])
+    thread.start()
+    names["begun"].wait()
+    for _ in range(100):
+        time.sleep(0.001)
+        if sys._current_frames()[thread.ident or 0].f_code.co_name == "spin":
+            break
+    for _ in range(confined_code.MAX_SPARED):
+        confined.interrupt()
+    assert confined.sends == 0
+    while thread.is_alive():
+        confined.interrupt()
+        thread.join(0.05)
+    assert confined.outcome.kind == "interrupted"
+
+
 def test_what_c_code_holds_is_said_and_training_goes_on_when_it_returns(training: Training) -> None:
     one = training.ask("import time\ntime.sleep(2.5)\nwhile True: pass", timeout_s=0.5)
     one.on_beat(0)
@@ -364,6 +400,68 @@ def test_what_a_signals_handler_raises_meanwhile_is_the_scripts(training: Traini
     one.end()
     training.step()
     assert training.rank.words[Field.STEP] == 3 and training.rank.passed_on is None
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_a_signals_handler_is_not_interrupted(
+    raises: bool, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be saving a checkpoint, and may take longer than the code has. Where it returns, the code is."""
+    monkeypatch.setattr(evaluation, "HELD_NS", SECOND // 10)
+    saved: list[int] = []
+
+    def save(signum: int, frame: Any) -> None:
+        until = time.monotonic() + 1.0
+        while time.monotonic() < until:
+            pass
+        saved.append(signum)
+        if raises:
+            raise Preempted
+
+    before = signal.signal(signal.SIGTERM, save)
+    one = training.ask("import signal\nsignal.raise_signal(15)\nwhile True: pass", timeout_s=0.1)
+    one.on_beat(0)
+    beats = Beats(one, rate=2.0)
+    try:
+        with pytest.raises(Preempted) if raises else nullcontext():
+            training.step()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        told = beats.end()
+    assert saved == [signal.SIGTERM]
+    assert told is not None and told["outcome"] == "interrupted"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_comes_right_after_an_interruption_is_not_lost(
+    training: Training, number: signal.Signals
+) -> None:
+    """What was sent while C code held it is raised in the handler, or on the way of what that has raised."""
+
+    def handle(signum: int, frame: Any) -> None:
+        raise Preempted(signum, sys._getframe(1).f_code.co_name)
+
+    before = signal.signal(number, signal.default_int_handler if number == signal.SIGINT else handle)
+    one = training.ask("import time\ntime.sleep(20)")
+    one.on_beat(0)
+
+    def interrupt() -> None:
+        while not one._confined._inside:
+            time.sleep(0.001)
+        time.sleep(0.2)  # by now it sleeps
+        one._confined.interrupt()
+        os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Preempted):
+            training.step()
+    finally:
+        signal.signal(number, before)
+        thread.join()
+    one.end()
+    assert training.rank.passed_on is None
 
 
 def test_where_training_stands_it_runs_beside_it(training: Training, capfd: Any) -> None:

@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch.distributed import HashStore
 from torch.optim import lr_scheduler as schedules
+from torch.optim.swa_utils import SWALR
 
 from guardrun.hooks.examine import learning_rate as module
-from guardrun.hooks.examine.learning_rate import LearningRate, apply, check, choose, is_nearer
+from guardrun.hooks.examine.learning_rate import LearningRate, apply, choose, is_nearer
 from guardrun.hooks.guards import agreement
 from guardrun.hooks.guards.agreement import Agreement
 from guardrun.hooks.patches.optimizer_steps import OptimizerSteps
@@ -97,6 +98,13 @@ SCHEDULES: dict[str, Make] = {
     "warmup, then cosine": lambda one: schedules.SequentialLR(
         one, [schedules.LinearLR(one, 0.1, total_iters=6), schedules.CosineAnnealingLR(one, 20)], [12]
     ),
+    "multiplied": lambda one: schedules.MultiplicativeLR(one, lambda n: 0.95),
+    "constant": lambda one: schedules.ConstantLR(one, 0.3, 12),
+    "several steps": lambda one: schedules.MultiStepLR(one, [9, 20]),
+    "chained": lambda one: schedules.ChainedScheduler(
+        [schedules.ConstantLR(one, 0.1, 12), schedules.ExponentialLR(one, 0.9)]
+    ),
+    "averaged weights": lambda one: SWALR(one, 0.05, anneal_epochs=15),
     "none": lambda one: None,
 }
 
@@ -140,8 +148,9 @@ def test_a_script_that_sets_it_itself_undoes_it_and_that_is_told(ranks: Callable
         (("set", 0.1), {"group": 2}, (0.5, 0.5), "no optimizer of it has stepped"),
         (("set", 0.1), {"optimizer": 1}, (0.5, 0.5), "no optimizer of it has stepped"),
         (("set", 0.1), {"at_step": 1}, (0.5, 0.5), "past step 1 before it had been told"),
-        (("set", float("nan")), {}, (0.5, 0.5), "0 or more"),
-        (("scale", 0), {}, (0.5, 0.5), "a factor more than 0"),
+        (("set", float("nan")), {}, (0.5, 0.5), "is more than 0"),
+        (("set", 0), {}, (0.5, 0.5), "no factor leads from 0"),
+        (("scale", 0), {}, (0.5, 0.5), "no factor leads from 0"),
         (("scale", True), {}, (0.5, 0.5), "not said how"),
         (("grow", 1.0), {}, (0.5, 0.5), "not said how"),
         (("set", 0.1), {"seconds": 9999}, (0.5, 0.5), "up to 600 seconds"),
@@ -163,6 +172,20 @@ def test_what_is_not_done(
         finally:
             one.end()
     assert [group["lr"] for group in training.optimizer.param_groups] == list(rates)
+
+
+def test_an_optimizer_of_another_thread(ranks: Callable[..., Rank]) -> None:
+    training = Training(ranks())
+    training.step()
+    one = training.ask("scale", 0.1, at_step=2)
+    one.on_beat(0)
+    thread = threading.Thread(target=training.step)
+    thread.start()
+    thread.join()
+    with pytest.raises(ValueError, match="its optimizer steps on another thread"):
+        one.on_beat(one.ends_ns)
+    one.end()
+    assert training.optimizer.param_groups[0]["lr"] == 0.5
 
 
 def test_one_group_alone(ranks: Callable[..., Rank]) -> None:
@@ -266,7 +289,6 @@ def test_ranks_that_have_no_way_to_agree(ranks: Callable[..., Rank], monkeypatch
 
 
 def test_small_things() -> None:
-    check("set", 0)
     assert is_nearer(0.49, 0.5, 0.05) and not is_nearer(0.06, 0.5, 0.05) and is_nearer(0.0, 0.0, 0.1)
     optimizers = [torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)]
     wrapper = type("Wrapper", (), {"param_groups": optimizers[0].param_groups})()
