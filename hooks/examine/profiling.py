@@ -23,6 +23,7 @@ import sys
 from _thread import allocate_lock, get_ident
 from time import monotonic_ns
 
+from guardrun.hooks.examine.confined_code import is_of_signal
 from guardrun.hooks.examine.kineto import Recorder, find_obstacle, note_open, read_allocated
 from guardrun.hooks.patches.device_memory import find_device
 from guardrun.hooks.rank.rank import Rank
@@ -133,6 +134,9 @@ class Profiling:
             self._end_step(optimizer)
         except Exception as error:
             self._finish(self._recorder.stop(), f"{type(error).__name__}: {error}"[:300])
+            if is_of_signal(error):  # a handler's, for one that has come meanwhile: the script's
+                self._rank.passed_on = error
+                raise
         finally:
             self._lock.release()
 

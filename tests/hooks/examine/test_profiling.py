@@ -28,7 +28,7 @@ def test_training_and_what_the_script_does_go_on_as_without(bed: Bed, tmp_path: 
     bits = told["bits"]
     assert len(bits["steps"]) == 2 and bits["marks"] == 3 and bits["plain_ns"] > 0 and bits["why"] == ""
     assert bits["steps"][1][0] == bits["steps"][0][0] + 1 and all(one > 0 for one in bits["held_ns"])
-    assert told["own before"] == "the script profiles by itself"
+    assert told["own before"] == told["own warming up"] == "the script profiles by itself"
     for name in ("own meanwhile", "own in a thread"):
         assert told[name]["why"] == "the script profiles by itself" and 0 < len(told[name]["steps"]) < 20
     assert told["child"] == 5 and "the script forked" in told["fork"]["why"] and len(told["fork"]["steps"]) == 3
@@ -39,6 +39,7 @@ def test_training_and_what_the_script_does_go_on_as_without(bed: Bed, tmp_path: 
     assert "room that the trace may take" in told["no room"]
     assert len(told["full"]["steps"]) == 3 and told["full"]["why"] == ""
     assert len(told["blind"]["steps"]) == 3 and told["interrupted"] is told["failing"] is False
+    assert told["signalled"] == "the script's" and told["signalled, answer"] == "TimeoutError: the script's"
     assert "'epoch 3' was under way" in told["named"] and "torch crashes" in told["named"]
 
 
