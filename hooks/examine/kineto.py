@@ -284,6 +284,10 @@ class Recorder:
             until_ns = monotonic_ns() + int(WAIT_S * 1e9)
             while self._session is not None and monotonic_ns() < until_ns:
                 sleep(0.005)
+            if self._session is not None:  # the main thread waits, for this one, say: torch would crash
+                raise RuntimeError(
+                    f"guardctl profile has torch's profiler on, and could not take it off in {WAIT_S:g} s"
+                )
 
     def _at_exit(self) -> None:
         self.lose("the script has ended", is_last=True)  # left on, it would end the process by a fault
