@@ -57,10 +57,13 @@ WAIT_S = 10.0
 ALLOCATED = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
 )  # fmt: skip
+END_MARK = "guardrun.end"
+"""The last that ends before it is taken off: what seems to end later has not ended."""
 MAX_OPEN = 8
 PASSING = re.compile(
     r"Optimizer\.|ProfilerStep#|aten::|autograd::|torch::autograd::|c10d::|DistributedDataParallel\.|enumerate\(DataLoader"
-    r"|FSDP|\w+Backward\d*$|guardrun\.|\w+:_?(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|reduce)"
+    r"|FSDP|\w+Backward\d*$|guardrun\.|Torch-Compiled Region|## Call CompiledFxGraph|CompiledFunction"
+    r"|Python(?:DispatchMode|Subclass)|\w+:_?(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|reduce)"
 )
 """What has not ended when the profiler is taken off ends then, to torch: names of what does so soon in fact."""
 _CAPTURES = int(Field.CAPTURES)
@@ -195,6 +198,7 @@ class Recorder:
         try:
             self._unwatch()
             try:
+                self.mark(END_MARK)
                 session.__exit__(None, None, None)
             except BaseException:  # Ctrl-C while it waits for the device
                 self._end(session)
@@ -212,8 +216,8 @@ class Recorder:
         self._profiler._is_profiler_enabled = False  # torch may not have come to that
 
     def mark(self, name: str) -> None:
-        """Have a moment recorded by this name."""
-        with self._profiler.record_function(name):
+        """Have a moment recorded by this name. No dispatch mode of the script's sees it."""
+        with self._torch._C._profiler._RecordFunctionFast(name):
             pass
 
     def lose(self, why: str, *, is_last: bool = False) -> None:

@@ -34,6 +34,7 @@ def test_training_and_what_the_script_does_go_on_as_without(bed: Bed, tmp_path: 
     assert told["child"] == 5 and "the script forked" in told["fork"]["why"] and len(told["fork"]["steps"]) == 3
     assert told["long step"]["why"].startswith("a step went on for ") and len(told["long step"]["steps"]) == 3
     assert "has not ended for" in told["no Python"] and "is taken off as soon as it does" in told["no Python"]
+    assert told["called off"] == "it was called off before it began"
     assert told["no step"] == "no optimizer's step ended on the thread that trains"
     assert len(told["several optimizers"]["steps"]) == 2 and len(told["capture"]["steps"]) == 2
     assert "room that the trace may take" in told["no room"]

@@ -166,6 +166,8 @@ def fork() -> None:
     training = Training()
     one = ask(steps=20)
     training.step(6)
+    with profiler.record_function("a stretch that has ended"):
+        pass
     pid = os.fork()
     if not pid:
         print("child")
@@ -201,6 +203,9 @@ def no_python() -> None:
 def no_step() -> None:
     one = ask(seconds=10)
     told["no step"] = answer(one, one.ends_ns)
+    one = ask()
+    one.ends_ns = time.monotonic_ns()
+    told["called off"] = answer(one)
     Training().step(4)
     assert not profiler._is_profiler_enabled
 
@@ -214,6 +219,16 @@ def compiled() -> None:
     training.step(6)
     answer(one)
     assert dict(torch._dynamo.utils.counters["stats"]) == graphs
+
+    def update() -> None:
+        training.optimizer.step()
+
+    whole = torch.compile(update, backend="eager")
+    one = ask()
+    for _ in range(6):
+        training.model(torch.randn(4, 8)).sum().backward()
+        whole()
+    answer(one)  # the next one is not refused: what was compiled has ended by then
 
 
 def several_optimizers() -> None:
