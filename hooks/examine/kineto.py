@@ -28,6 +28,8 @@ import sys
 from _thread import get_ident
 from time import monotonic_ns, sleep
 
+from guardrun.hooks.examine.confined_code import is_of_signal
+from guardrun.hooks.examine.found_objects import MAX_BLOCKS, find_instances
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 
@@ -36,9 +38,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-STARTS = ("_prepare_profiler", "_enable_profiler")
+STARTS = ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
 """By which whoever profiles begins; …"""
-PLACES = ("torch.autograd.profiler", "torch.autograd", "torch._C._autograd")
+PLACES = ("torch.autograd.profiler", "torch.autograd.profiler_legacy", "torch.autograd", "torch._C._autograd")
 """… as these modules know them."""
 OTHERS = {
     "KINETO_USE_DAEMON": "its profiler is a daemon's (KINETO_USE_DAEMON)",
@@ -46,6 +48,8 @@ OTHERS = {
     "CUDA_INJECTION64_PATH": "another profiler is loaded into it (CUDA_INJECTION64_PATH)",
 }
 OWN_PROFILER = "the script profiles by itself"
+STEPPING = "ProfilerStep"
+"""By which torch.profiler.profile counts steps, as long as there is one."""
 SAFE_CUDA = (12, 6)
 """Before, CUPTI breaks graphs that were captured once it is taken off (torch/profiler/profiler.py, start_trace)."""
 WAIT_S = 10.0
@@ -53,10 +57,13 @@ WAIT_S = 10.0
 ALLOCATED = (
     "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
 )  # fmt: skip
+END_MARK = "guardrun.end"
+"""The last that ends before it is taken off: what seems to end later has not ended."""
 MAX_OPEN = 8
 PASSING = re.compile(
     r"Optimizer\.|ProfilerStep#|aten::|autograd::|torch::autograd::|c10d::|DistributedDataParallel\.|enumerate\(DataLoader"
-    r"|FSDP|\w+Backward\d*$|guardrun\.|\w+:_?(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|reduce)"
+    r"|FSDP|\w+Backward\d*$|guardrun\.|Torch-Compiled Region|## Call CompiledFxGraph|CompiledFunction"
+    r"|Python(?:DispatchMode|Subclass)|\w+:_?(?:all_?reduce|all_?gather|reduce_?scatter|broadcast|all_?to_?all|reduce)"
 )
 """What has not ended when the profiler is taken off ends then, to torch: names of what does so soon in fact."""
 _CAPTURES = int(Field.CAPTURES)
@@ -74,6 +81,8 @@ def find_obstacle(rank: Rank, torch: Any) -> str:
         return "its torch is built without a profiler"
     if getattr(profiler, "_is_profiler_enabled", False) or torch.autograd._profiler_enabled():
         return OWN_PROFILER
+    if _is_warming_up(profiler):
+        return OWN_PROFILER
     if _open:
         return (
             f"when it was profiled before, {_open[0][:80]!r} was under way, which the script has named: if that ends "
@@ -86,6 +95,18 @@ def find_obstacle(rank: Rank, torch: Any) -> str:
     if rank.has_captured and version and tuple(map(int, version.split(".")[:2])) < SAFE_CUDA:
         return f"it replays captured graphs, which the profiler of CUDA {version} breaks: from 12.6 on it does not"
     return ""
+
+
+def _is_warming_up(profiler: Any) -> bool:
+    """Whether the script has prepared a profiler that it starts some steps later: torch crashes if another one comes.
+
+    torch tells of it nowhere. Where there are too many objects to look for one, any that the script has counts.
+    """
+    if sys.getallocatedblocks() > MAX_BLOCKS:
+        return STEPPING in getattr(getattr(profiler, "KinetoStepTracker", None), "_step_dict", ())
+    return any(
+        one.enabled and one.entered and one.kineto_results is None for one in find_instances((profiler.profile,))
+    )
 
 
 def note_open(events: list[Any]) -> None:
@@ -177,6 +198,7 @@ class Recorder:
         try:
             self._unwatch()
             try:
+                self.mark(END_MARK)
                 session.__exit__(None, None, None)
             except BaseException:  # Ctrl-C while it waits for the device
                 self._end(session)
@@ -191,19 +213,25 @@ class Recorder:
         """Left on, it would end the process by a fault."""
         if self._torch.autograd._profiler_enabled():
             session.__exit__(None, None, None)
+        self._profiler._is_profiler_enabled = False  # torch may not have come to that
 
     def mark(self, name: str) -> None:
-        """Have a moment recorded by this name."""
-        with self._profiler.record_function(name):
+        """Have a moment recorded by this name. No dispatch mode of the script's sees it."""
+        with self._torch._C._profiler._RecordFunctionFast(name):
             pass
 
     def lose(self, why: str, *, is_last: bool = False) -> None:
-        """Take it off before its time, but not in a capture, unless it is the last chance. No error is the script's."""
+        """Take it off before its time, but not in a capture, unless it is the last chance.
+
+        Raises nothing but what a handler of the script's does, for a signal that comes meanwhile.
+        """
         if self._session is None or self._is_busy or (self._rank.words[_CAPTURES] and not is_last):
             return
         try:
             self._on_lost(why)
         except Exception as error:
+            if is_of_signal(error):
+                raise
             self._rank.fail("profile", error)
 
     def post(self, why: str) -> None:
@@ -260,6 +288,10 @@ class Recorder:
             until_ns = monotonic_ns() + int(WAIT_S * 1e9)
             while self._session is not None and monotonic_ns() < until_ns:
                 sleep(0.005)
+            if self._session is not None:  # the main thread waits, for this one, say: torch would crash
+                raise RuntimeError(
+                    f"guardctl profile has torch's profiler on, and could not take it off in {WAIT_S:g} s"
+                )
 
     def _at_exit(self) -> None:
         self.lose("the script has ended", is_last=True)  # left on, it would end the process by a fault
@@ -274,7 +306,8 @@ class Recorder:
         libc = ctypes.CDLL(None)
         if hasattr(libc, "on_exit"):  # glibc; called in reverse, after Python has ended, with the exit status
             libc.on_exit(libc._exit, None)
-            libc.__cxa_atexit(libc.fflush, None, None)
+            # By its name as text: within a class, Python would mangle it.
+            getattr(libc, "__cxa_atexit")(libc.fflush, None, None)
 
 
 class _Call:

@@ -23,6 +23,7 @@ import sys
 from _thread import allocate_lock, get_ident
 from time import monotonic_ns
 
+from guardrun.hooks.examine.confined_code import is_of_signal
 from guardrun.hooks.examine.kineto import Recorder, find_obstacle, note_open, read_allocated
 from guardrun.hooks.patches.device_memory import find_device
 from guardrun.hooks.rank.rank import Rank
@@ -67,7 +68,7 @@ class Profiling:
             raise ValueError(why)
         self._rank, self._torch, self._counter = rank, torch, counter
         self._wanted = steps
-        self.ends_ns = monotonic_ns() + int(seconds * 1e9)
+        self.ends_ns = self._until_ns = monotonic_ns() + int(seconds * 1e9)
         self._lock = allocate_lock()
         """Held by whoever changes what is below, for a moment."""
         self._state = WAITING
@@ -92,9 +93,12 @@ class Profiling:
         if self._state is OVER:
             raise ValueError(self._why)
         recorder, is_late = self._recorder, now_ns >= self.ends_ns
+        is_called_off = self.ends_ns < self._until_ns
         if not recorder.is_on:
             if is_late:
-                self._why = self._why or "no optimizer's step ended on the thread that trains"
+                if not self._why:
+                    never = "no optimizer's step ended on the thread that trains"
+                    self._why = "it was called off before it began" if is_called_off else never
                 self.end()
                 raise ValueError(self._why)
             self._rank.pace.quiet_until = 0
@@ -106,7 +110,10 @@ class Profiling:
                 "is taken off as soon as it does (guardctl stacks tells where it stands)"
             )
         if is_late or lasts_ns > LONG * self._plain_ns + (FIRST_NS if self._state is FIRST else LONG_NS):
-            why = "the time was over" if is_late else f"a step went on for {lasts_ns / 1e9:.1f} s"
+            if is_late:
+                why = "it was called off" if is_called_off else "the time was over"
+            else:
+                why = f"a step went on for {lasts_ns / 1e9:.1f} s"
             recorder.post(f"{why} (steps took {self._plain_ns / 1e9:.3g} s before)")
         return None
 
@@ -133,6 +140,9 @@ class Profiling:
             self._end_step(optimizer)
         except Exception as error:
             self._finish(self._recorder.stop(), f"{type(error).__name__}: {error}"[:300])
+            if is_of_signal(error):  # a handler's, for one that has come meanwhile: the script's
+                self._rank.passed_on = error
+                raise
         finally:
             self._lock.release()
 

@@ -190,7 +190,7 @@ def describe(summary: ProfileSummary) -> list[str]:
             f"{summary.why or 'steps have so many events that there was no room for more'}."
         )
     if found.trouble:
-        sentences.append(f"The trace was not read to its end: {found.trouble}.")
+        sentences.append(f"Not all of the trace was read: {found.trouble}.")
     start_s, stop_s, export_s = summary.held_s
     sentences.append(
         f"The rank was held up for {start_s + stop_s + export_s:.2g} s: {start_s:.2g} to put the profiler on, "

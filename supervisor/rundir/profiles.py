@@ -60,7 +60,7 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     operators_left_out: int = 0
     events: int
     trouble: str = ""
-    """Why the trace was not read to its end."""
+    """Why not all of the trace was read."""
 
 
 class ProfileSummary(msgspec.Struct, frozen=True, kw_only=True):

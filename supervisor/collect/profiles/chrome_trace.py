@@ -2,8 +2,8 @@
 
     {"schemaVersion": 1, "deviceProperties": […], …, "traceEvents": [{event}, {event}, …], "traceName": "…"}
 
-Only `traceEvents` is read. What is no event is passed over; where the text breaks off, or is none, reading ends, and
-that is said.
+Only `traceEvents` is read. What is no event is passed over, as is one that is broken, if another one follows. Where the
+text breaks off, or is none, reading ends. That is said.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ MAX_EVENT_CHARS = 1 << 20
 HEAD_CHARS = 4 << 20
 """Before the first event: torch writes what it knows of devices there."""
 KEY = '"traceEvents"'
+EVENT = "\n  {\n"
+"""How torch begins an event, and nothing else."""
 _DEVICE = re.compile(r'"deviceProperties": \[\s*\{[^{}]{0,4096}?"name": "([^"\\]{1,160})"')
 
 Read = Callable[[int], bytes]
@@ -38,7 +40,7 @@ class ChromeTrace:
         self.device_name = ""
         """Of the first device that its head names."""
         self.trouble = ""
-        """Why it ended before the end; empty: it did not."""
+        """Why not all events were read; empty: they were."""
 
     def events(self) -> Iterator[dict[str, Any]]:
         """One after the other. Raises what read does."""
@@ -46,12 +48,14 @@ class ChromeTrace:
             self.trouble = "it has no events"
             return
         decode = json.JSONDecoder().raw_decode
-        count = 0
+        count = broken = 0
         while True:
             if not self._skip_blanks():
                 self.trouble = "it breaks off"
                 return
             if self._text[self._at] == "]":
+                if broken:
+                    self.trouble = f"{broken:,} of its events are no JSON (torch does not escape quotes in names)"
                 return
             try:
                 event, self._at = decode(self._text, self._at)
@@ -60,6 +64,9 @@ class ChromeTrace:
                 return
             except ValueError:
                 # Whether an event is broken or just not whole yet, only what follows tells.
+                if (following := self._text.find(EVENT, self._at + 1)) >= 0:
+                    self._at, broken = following, broken + 1
+                    continue
                 if len(self._text) - self._at > MAX_EVENT_CHARS or not self._more():
                     self.trouble = "it breaks off" if self._is_at_end else "an event is broken, or has no end"
                     return

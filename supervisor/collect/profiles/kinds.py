@@ -49,7 +49,7 @@ _OPERATOR_MEMORY = re.compile(
 )
 _CONTAINER = re.compile(
     r"^autograd::engine::|^torch::autograd::|^torch[.:]+distributed[.:]|Backward\d*$|^DataLoader|^enumerate\("
-    r"|^Optimizer\.|^guardrun\.step#"
+    r"|^Optimizer\.|^guardrun\."
 )
 """Around others: what is theirs alone is Python's, autograd's own, or waiting."""
 _COMPILED = re.compile(r"^(?:Torch-Compiled Region|## Call CompiledFxGraph|triton_|cpp_|graph_\d+_)")

@@ -155,6 +155,11 @@ def test_a_trace_is_read_whatever_the_chunks() -> None:
         ("x" * 9_000_000, "it has no events", 0),
         ('{"traceEvents": [' + "{}," * 2000, "it has more than 1,000 events", 1000),
         (b'{"traceEvents": [{"a": "\xff\x00\xfe"}, {"b": 1}]}'.replace(b"\x00", b""), "", 2),
+        (
+            '{"traceEvents": [\n  {\n"a": 1},\n  {\n"a": "b"c"},\n  {\n"a": 2}]}',
+            "1 of its events are no JSON (torch does not escape quotes in names)",
+            2,
+        ),
         ('{"traceEvents": [{"ts": ' + "9" * 5000 + "}]}", "it breaks off", 0),
     ],
 )

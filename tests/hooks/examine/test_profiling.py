@@ -28,17 +28,19 @@ def test_training_and_what_the_script_does_go_on_as_without(bed: Bed, tmp_path: 
     bits = told["bits"]
     assert len(bits["steps"]) == 2 and bits["marks"] == 3 and bits["plain_ns"] > 0 and bits["why"] == ""
     assert bits["steps"][1][0] == bits["steps"][0][0] + 1 and all(one > 0 for one in bits["held_ns"])
-    assert told["own before"] == "the script profiles by itself"
+    assert told["own before"] == told["own warming up"] == "the script profiles by itself"
     for name in ("own meanwhile", "own in a thread"):
         assert told[name]["why"] == "the script profiles by itself" and 0 < len(told[name]["steps"]) < 20
     assert told["child"] == 5 and "the script forked" in told["fork"]["why"] and len(told["fork"]["steps"]) == 3
     assert told["long step"]["why"].startswith("a step went on for ") and len(told["long step"]["steps"]) == 3
     assert "has not ended for" in told["no Python"] and "is taken off as soon as it does" in told["no Python"]
+    assert told["called off"] == "it was called off before it began"
     assert told["no step"] == "no optimizer's step ended on the thread that trains"
     assert len(told["several optimizers"]["steps"]) == 2 and len(told["capture"]["steps"]) == 2
     assert "room that the trace may take" in told["no room"]
     assert len(told["full"]["steps"]) == 3 and told["full"]["why"] == ""
     assert len(told["blind"]["steps"]) == 3 and told["interrupted"] is told["failing"] is False
+    assert told["signalled"] == "the script's" and told["signalled, answer"] == "TimeoutError: the script's"
     assert "'epoch 3' was under way" in told["named"] and "torch crashes" in told["named"]
 
 

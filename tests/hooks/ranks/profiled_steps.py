@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import sys
 import threading
 import time
@@ -109,6 +110,27 @@ def own_before() -> None:
             told["own before"] = str(error)
 
 
+def own_warming_up() -> None:
+    """One that is prepared, and starts some steps later."""
+    training, found = Training(), []
+
+    def keep(own: Any) -> None:
+        found.append([event.name for event in own.events()].count("aten::addmm"))
+
+    schedule = torch.profiler.schedule(wait=1, warmup=2, active=1, repeat=1)
+    with torch.profiler.profile(activities=CPU, schedule=schedule, on_trace_ready=keep) as own:
+        training.step()
+        own.step()
+        try:
+            ask()
+        except ValueError as error:
+            told["own warming up"] = str(error)
+        for _ in range(3):
+            training.step()
+            own.step()
+    assert found == [2], found
+
+
 def own_meanwhile() -> None:
     """A profiler that has begun to wait when ours comes, and starts while that is on."""
     training, before = Training(), what_is_left()
@@ -144,10 +166,13 @@ def fork() -> None:
     training = Training()
     one = ask(steps=20)
     training.step(6)
+    with profiler.record_function("a stretch that has ended"):
+        pass
     pid = os.fork()
     if not pid:
         print("child")
-        raise SystemExit(5)
+        assert rank is not None
+        raise SystemExit(4 + (not rank.outbox.is_open))  # it is no rank any more
     told["child"] = os.waitpid(pid, 0)[1] >> 8
     told["fork"] = answer(one)
 
@@ -178,6 +203,9 @@ def no_python() -> None:
 def no_step() -> None:
     one = ask(seconds=10)
     told["no step"] = answer(one, one.ends_ns)
+    one = ask()
+    one.ends_ns = time.monotonic_ns()
+    told["called off"] = answer(one)
     Training().step(4)
     assert not profiler._is_profiler_enabled
 
@@ -191,6 +219,16 @@ def compiled() -> None:
     training.step(6)
     answer(one)
     assert dict(torch._dynamo.utils.counters["stats"]) == graphs
+
+    def update() -> None:
+        training.optimizer.step()
+
+    whole = torch.compile(update, backend="eager")
+    one = ask()
+    for _ in range(6):
+        training.model(torch.randn(4, 8)).sum().backward()
+        whole()
+    answer(one)  # the next one is not refused: what was compiled has ended by then
 
 
 def several_optimizers() -> None:
@@ -277,6 +315,31 @@ def interrupted() -> None:
     training.step(2)
 
 
+def signalled() -> None:
+    """What a handler of the script's raises while the profiler is taken off is the script's."""
+    training = Training()
+    one = ask()
+    training.step(4)
+    real = profiler._run_on_profiler_stop
+
+    def handle(*_: object) -> None:
+        raise TimeoutError("the script's")
+
+    def stop() -> None:
+        profiler._run_on_profiler_stop = real
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    before = signal.signal(signal.SIGUSR1, handle)
+    profiler._run_on_profiler_stop = stop
+    try:
+        training.step(2)
+    except TimeoutError as error:
+        told["signalled"] = str(error)
+    signal.signal(signal.SIGUSR1, before)
+    told["signalled, answer"] = answer(one)
+    assert not profiler._is_profiler_enabled
+
+
 def failing() -> None:
     """An error of torch's while the profiler is taken off in the midst of a step is none of the script's."""
     training = Training()
@@ -313,8 +376,8 @@ def named() -> None:
 
 
 ALL: tuple[Callable[[], None], ...] = (
-    bits, own_before, own_meanwhile, own_in_a_thread, fork, long_step, no_python, no_step, compiled,
-    several_optimizers, capture, no_room, full, blind, interrupted, failing, named,
+    bits, own_before, own_warming_up, own_meanwhile, own_in_a_thread, fork, long_step, no_python, no_step, compiled,
+    several_optimizers, capture, no_room, full, blind, interrupted, signalled, failing, named,
 )  # fmt: skip
 
 if __name__ == "__main__":
