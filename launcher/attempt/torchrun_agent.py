@@ -29,6 +29,9 @@ GATHER_S = 1.0
 UNKNOWN_EXIT = 1
 """Taken for a rank that the agent had waited for before its exit code could be read, where nothing else failed."""
 
+BY_AGENT = (-SIGTERM, -SIGKILL)
+"""Exit codes of ranks that the agent ends once another has failed."""
+
 MISSED_S = 35.0
 """An agent that has gone on for so long after a rank's end whose exit code was missed has taken it for a good one: it
 gives the others 30 s to end, otherwise."""
@@ -67,6 +70,8 @@ class AgentAttempt:
     _coming: dict[int, tuple[int, _Found]] = field(default_factory=dict)
     """Per pid: the agent's restart count and the rank, of an attempt that is only starting."""
     _since_s: float | None = None
+    _held: list[tuple[Rank, int]] = field(default_factory=list)
+    """Ended, and not told yet: the one that failed is not known."""
     _known: set[int] = field(default_factory=set)
 
     def find_next(self, now_s: float) -> bool:
@@ -144,9 +149,10 @@ class AgentAttempt:
     def poll(self) -> list[tuple[Rank, int]]:
         """The ranks that have ended since, and their exit codes; one that the agent took is told once it can be.
 
-        Whom a signal has ended that the agent sends once one has failed is told after that one.
+        Whom a signal has ended that the agent sends once one has failed is told after that one, also where the agent
+        was quicker to take that one's exit code.
         """
-        ended: list[tuple[Rank, int]] = []
+        ended, self._held = self._held, []
         for found in self._found.values():
             if found.is_alive:
                 self._read(found)
@@ -156,7 +162,10 @@ class AgentAttempt:
                 continue
             if found.exitcode is not None:
                 ended.append((found.rank, found.exitcode))
-        return sorted(ended, key=lambda one: one[1] in (-SIGTERM, -SIGKILL))
+        if any(found.missed_s and found.exitcode is None for found in self._found.values()):
+            self._held = [one for one in ended if one[1] in BY_AGENT]
+            return [one for one in ended if one[1] not in BY_AGENT]
+        return sorted(ended, key=lambda one: one[1] in BY_AGENT)
 
     def _read(self, found: _Found) -> None:
         try:
@@ -176,7 +185,8 @@ class AgentAttempt:
         told = {} if agent is None else {failed.pid: failed.exitcode for failed in self.child.failures()}
         if found.rank.pid in told:
             return told[found.rank.pid]
-        return 0 if told or any(self.exitcodes().values()) else UNKNOWN_EXIT
+        # Whom it has ended by SIGTERM has failed for nobody; SIGKILL comes from elsewhere, as a rule.
+        return 0 if told or set(self.exitcodes().values()) - {0, -SIGTERM} else UNKNOWN_EXIT
 
     def alive(self) -> list[Rank]:
         """The ranks that live; where none does but the agent, that: nothing is over before it."""

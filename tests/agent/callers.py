@@ -78,7 +78,7 @@ def as_nobody(code: str, path: Path) -> str:
     preload += "import guardrun.supervisor.agent.command as command, guardrun.supervisor.wire.agent_messages as wire\n"
     preload += "import pwd, socket, select, time\n"  # now: a user may not be let through to the interpreter's library
     done = subprocess.run(
-        [sys.executable, "-c", preload + program, str(path)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", preload + program, str(path)], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

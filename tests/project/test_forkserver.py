@@ -39,7 +39,7 @@ def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
     environment = {**client.server_environment(), "WHO": "me"}
     del environment["PYTHONUNBUFFERED"]
     environment |= options.pop("env", {})
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=environment, **options)
 
 
 def python(code: str, *arguments: str, **options: Any) -> tuple[int, str, str]:
@@ -268,7 +268,7 @@ def test_a_worker_has_a_server_of_its_own_and_imports_torch_from_what_is_there(
     client.install_for_workers()
     command = [sys.executable, "-u", "-c", popen_bootstrapline]
     text = repr(WORKER.format(root=str(ROOT))) + "\n"
-    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         *("True", "True", f"['0', '1', '2'] False {tmp_path}"),

@@ -137,13 +137,22 @@ def test_a_client_of_the_protocol_s_own_library(recorded: Path) -> None:
     from mcp import Client, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
-    async def ask() -> tuple[list[str], Any]:
+    answers: list[Any] = []
+
+    async def ask() -> None:
         parameters = StdioServerParameters(command=COMMAND[0], args=COMMAND[1:], env=dict(os.environ))
         async with Client(stdio_client(parameters)) as opened:
-            tools = await opened.list_tools()
-            return [tool.name for tool in tools.tools], await opened.call_tool("incidents", {})
+            answers.append(await opened.list_tools())
+            answers.append(await opened.call_tool("incidents", {}))
 
-    names, result = anyio.run(ask)
+    try:
+        anyio.run(ask)
+    except Exception as error:
+        # This client (mcp 2.3) stumbles over a server that has ended before the client has let go of it.
+        if not all(isinstance(one, anyio.EndOfStream) for one in getattr(error, "exceptions", [error])):
+            raise
+    listed, result = answers
+    names = [tool.name for tool in listed.tools]
     assert "diagnose" in names and "restart" not in names
     assert result.content[0].text.startswith("guardrun: incidents: 2, oldest first")
 

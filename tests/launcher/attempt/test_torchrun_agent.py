@@ -6,9 +6,14 @@ import json
 import os
 import signal
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from guardrun.launcher.attempt import torchrun_agent
+from guardrun.launcher.attempt.torchrun_agent import AgentAttempt
+from guardrun.supervisor.engine.model.events import Rank
 from tests.launcher.conftest import read_facts
 from tests.launcher.waiting_rank import WAIT, ready
 from tests.support.guardrun_run import GuardrunStarter
@@ -42,6 +47,28 @@ def test_its_restarts_are_told_as_attempts(launcher: GuardrunStarter, tmp_path: 
     assert (
         json.loads((done.run_dir / "run.json").read_text())["settings"]["is_torchrun_agent"] if done.run_dir else False
     )
+
+
+def test_the_one_that_failed_is_told_before_whom_the_agent_has_ended_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its exit code is the agent's, which was quicker; the other's can still be read."""
+    codes: dict[int, int | None] = {10: None, 11: -signal.SIGTERM}
+
+    def read(pid: int) -> int | None:
+        if codes[pid] is None:
+            raise ProcessLookupError
+        return codes[pid]
+
+    monkeypatch.setattr(torchrun_agent, "read_exitcode", read)
+    agent: Any = SimpleNamespace(poll=lambda: None, failures=list, pid=9)
+    attempt = AgentAttempt(child=agent, node="node-a", world_size=2, first_number=0)
+    handle: Any = SimpleNamespace(close=lambda: None)
+    ranks = [Rank(global_rank=rank, local_rank=rank, pid=10 + rank, node="node-a") for rank in range(2)]
+    found = [torchrun_agent._Found(rank, handle, "") for rank in ranks]
+    attempt._found = dict(enumerate(found))
+    assert attempt.poll() == [], "which one failed is not known"
+    attempt._coming = {12: (1, found[0])}  # the agent starts all anew
+    assert attempt.poll() == [(ranks[0], torchrun_agent.UNKNOWN_EXIT), (ranks[1], -signal.SIGTERM)]
+    assert attempt.poll() == []
 
 
 def test_several_nodes_go_through_it_and_its_end_is_the_runs(launcher: GuardrunStarter) -> None:
