@@ -253,7 +253,8 @@ def test_what_does_not_end_is_interrupted(training: Training, code: str) -> None
     done = [training.step() for _ in range(20)]
     told = beats.end()
     assert told is not None and told["outcome"] == "interrupted" and len(done) == 20
-    assert told["output"] == ("begun\n" if "begun" in code else "")
+    # An interruption may be raised in what the interpreter calls for an exception that nobody can catch: that is said.
+    assert told["output"].partition("Exception ignored")[0] == ("begun\n" if "begun" in code else "")
     assert training.rank.words[Field.STEP] == 22
 
 
