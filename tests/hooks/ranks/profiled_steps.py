@@ -181,7 +181,7 @@ def long_step() -> None:
     """A step that does not end: the profiler is taken off in the midst of it."""
     training = Training()
     one = ask(steps=20)
-    training.step(6)
+    training.step(5)
     late_ns = time.monotonic_ns() + 10_000_000_000
     threading.Thread(target=lambda: one.on_beat(late_ns)).start()
     until = time.monotonic() + 60
