@@ -24,6 +24,8 @@ from guardrun.supervisor.watch.run_status import state_words
 MAX_RANK_ROWS = 64
 """With more ranks, those that look the same share a row."""
 SHOWN_AGE_S = 1.0
+HEARD_S = 0.5
+"""A Ctrl-C that comes right before a sleep begins is heard after it."""
 _STYLES = {
     "training": "green",
     "ended": "green",
@@ -77,7 +79,9 @@ def watch(out: Output, run_dir: Path, node: str, every_s: float) -> int:
                 out.print(render_status(out, status))
             if status["state"] in OVER:
                 return OK
-            time.sleep(every_s)
+            until_s = time.monotonic() + every_s
+            while (left_s := until_s - time.monotonic()) > 0:
+                time.sleep(min(left_s, HEARD_S))
     except KeyboardInterrupt:
         return OK
     finally:
