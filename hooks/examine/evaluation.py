@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-_CAPTURES, _PROGRESS_NS = int(Field.CAPTURES), int(Field.PROGRESS_NS)
+_CAPTURES, _PROGRESS_NS, _GC_SINCE_NS = int(Field.CAPTURES), int(Field.PROGRESS_NS), int(Field.GC_SINCE_NS)
 BURST, PAUSE_S = 8, 0.05
 """Interruptions a beat, and the time between two of them."""
 HELD_NS = 3_000_000_000
@@ -194,6 +194,8 @@ class Evaluation:
             finally:
                 rank.code_ident = 0
                 state.put_back()
+                if self._confined.sends:  # one may have been raised in what gc calls at the end of a collection
+                    rank.words[_GC_SINCE_NS] = 0
             assigned = sorted(
                 name for name in given if scope.get(name) is not given[name] and not name.startswith("__")
             )
