@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import io
-import socket
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from guardrun.supervisor.cli.assistants.answers import Answer, quote
 from guardrun.supervisor.cli.base.asking import ask_run, who_asks
 from guardrun.supervisor.cli.base.output import Output
 from guardrun.supervisor.cli.base.status_reader import read_status
-from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, find_run, is_alive, read_run
+from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, find_run, is_alive, read_run, this_node
 from guardrun.supervisor.cli.verbs import compare, diagnose, incidents, inspect, order, query, status, trace
 from guardrun.supervisor.cli.views.diagnosis_view import incidents_view, print_diagnosis
 from guardrun.supervisor.engine.observation.frames import rank_list
@@ -49,7 +48,7 @@ class Scope(NamedTuple):
 
     def node(self) -> str:
         """This node's name."""
-        return self.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        return this_node(self.environ)
 
     def find_named(self, name: str) -> Path:
         """The run that is to be changed: the newest may not be the one that is meant. Raises CtlError."""

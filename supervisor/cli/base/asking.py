@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import getpass
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from guardrun.supervisor.cli.base.output import Output
-from guardrun.supervisor.cli.base.verb import Call, CtlError, find_run, guard_dir, is_alive, read_run
+from guardrun.supervisor.cli.base.verb import (
+    Call,
+    CtlError,
+    is_alive,
+    named_run,
+    read_run,
+    this_node,
+)
 from guardrun.supervisor.client.supervisor_client import TIMEOUT_S, Unreachable, ask
 from guardrun.supervisor.rundir.run_directory import RunFile
 
@@ -21,9 +27,9 @@ EXAMINED_S = 110.0
 
 def find_living(call: Call) -> tuple[RunFile, Path]:
     """The run that the command line names, and its folder. Raises CtlError where there is none, or it is over."""
-    run_dir = find_run(call.arguments.run, guard_dir(call.arguments.guard_dir, call.environ, call.cwd), call.cwd)
+    run_dir = named_run(call)
     run = read_run(run_dir)
-    if is_alive(run, call.environ.get("SLURMD_NODENAME") or socket.gethostname()) is False:
+    if is_alive(run, this_node(call.environ)) is False:
         raise CtlError(f"run {run.run_id} is over: nobody is there to ask")
     return run, run_dir
 

@@ -6,6 +6,7 @@ import argparse
 import math
 import os
 import shlex
+import socket
 import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,7 +14,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from guardrun.supervisor.base.own_files import READABLE, Looks, NotOwnError, find_fault, open_folder, write_file
+from guardrun.supervisor.base.own_files import (
+    READABLE,
+    Looks,
+    NotOwnError,
+    find_fault,
+    name_user,
+    open_folder,
+    write_file,
+)
 from guardrun.supervisor.cli.base.output import Output
 from guardrun.supervisor.collect.host.procfs import read_stat
 from guardrun.supervisor.config import Config, ConfigError, load_config
@@ -86,6 +95,11 @@ def seconds_up_to(most: float) -> Callable[[str], float]:
     return parse
 
 
+def this_node(environ: Mapping[str, str]) -> str:
+    """By Slurm's name where it runs the job (SLURMD_NODENAME), else the hostname: runs and records know it by that."""
+    return environ.get("SLURMD_NODENAME") or socket.gethostname()
+
+
 # Runs ---------------------------------------------------------------------------------------------------------------
 # Finding a run: by id, by folder, or the latest.
 
@@ -122,6 +136,18 @@ def find_run(name: str, directory: Path, cwd: Path) -> Path:
     elif os.path.lexists(path / RUN_FILE) or _is_closed(path):
         return _checked(directory.resolve() / name)
     raise CtlError(_missing(name, directory, list_runs(directory)))
+
+
+def named_run(call: Call) -> Path:
+    """The folder of the run that the command line names. Raises CtlError."""
+    return find_run(call.arguments.run, guard_dir(call.arguments.guard_dir, call.environ, call.cwd), call.cwd)
+
+
+def whose_else(run_dir: Path) -> str:
+    """Of whom this run is, where root looks at somebody else's, and writes nothing there; empty else."""
+    if not is_anybodys() or (whose := run_dir.stat().st_uid) == os.geteuid():
+        return ""
+    return name_user(whose)
 
 
 def is_anybodys() -> bool:

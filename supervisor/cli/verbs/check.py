@@ -10,8 +10,7 @@ import msgspec
 
 from guardrun.supervisor.base.node_state import state_folder
 from guardrun.supervisor.cli.base.output import Output
-from guardrun.supervisor.cli.base.verb import NO, OK, Call, Verb, guard_dir, read_config
-from guardrun.supervisor.cli.verbs.node import this_node
+from guardrun.supervisor.cli.base.verb import NO, OK, Call, Verb, guard_dir, read_config, this_node
 from guardrun.supervisor.preflight.base.remark import Remark, Severity, Subject, worst
 from guardrun.supervisor.quarantine.record_places import absolute_folders
 
@@ -38,7 +37,7 @@ def _subject(call: Call) -> Subject:
     config = read_config(call)
     folders = absolute_folders(config.node.state_dir, config.node.shared_dir, call.cwd)
     return Subject(
-        node=this_node(call),
+        node=this_node(call.environ),
         cwd=str(call.cwd),
         environ=dict(call.environ),
         ranks=max(1, call.arguments.nproc_per_node),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from guardrun.supervisor.cli.base.verb import (
     guard_dir,
     is_alive,
     read_run,
+    this_node,
     write_named,
 )
 
@@ -41,7 +41,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(call: Call) -> int:
     directory = guard_dir(call.arguments.guard_dir, call.environ, call.cwd)
     folders = [find_run(name, directory, call.cwd) for name in (call.arguments.a, call.arguments.b)]
-    node = call.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    node = this_node(call.environ)
     a, b, found = compare_folders(folders[0], folders[1], node)
     path = call.cwd / call.arguments.html if call.arguments.html else None
     if path is not None:

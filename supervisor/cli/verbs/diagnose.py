@@ -21,8 +21,10 @@ from guardrun.supervisor.cli.base.verb import (
     find_run,
     guard_dir,
     is_alive,
+    named_run,
     read_run,
     seconds_up_to,
+    this_node,
 )
 from guardrun.supervisor.cli.views.diagnosis_view import print_diagnosis
 from guardrun.supervisor.client.supervisor_client import Unreachable
@@ -102,16 +104,11 @@ def _run(call: Call) -> int:
     return EXIT_CODES[told.diagnosis.verdict]
 
 
-def _node(call: Call) -> str:
-    return call.environ.get("SLURMD_NODENAME") or socket.gethostname()
-
-
 # Which ---------------------------------------------------------------------------------------------------
 
 
 def _named(call: Call) -> DiagnosisResult:
-    directory = guard_dir(call.arguments.guard_dir, call.environ, call.cwd)
-    return diagnose_run(call, find_run(call.arguments.run, directory, call.cwd))
+    return diagnose_run(call, named_run(call))
 
 
 def _newest(call: Call) -> DiagnosisResult:
@@ -119,7 +116,7 @@ def _newest(call: Call) -> DiagnosisResult:
 
     Whether a run that another node leads is alive cannot be seen from here: it is asked, or looked at.
     """
-    directory, node = guard_dir(call.arguments.guard_dir, call.environ, call.cwd), _node(call)
+    directory, node = guard_dir(call.arguments.guard_dir, call.environ, call.cwd), this_node(call.environ)
     runs = list_runs(directory)
     unseen: dict[Path, _Unseen] = {}
     for run_dir in runs:
@@ -176,7 +173,7 @@ def _is_ended(run_dir: Path) -> bool:
 def diagnose_run(call: Call, run_dir: Path) -> DiagnosisResult:
     """The diagnosis of one run, live or over. Of the command line `gap` is read. Raises CtlError."""
     run = read_run(run_dir)
-    alive = is_alive(run, _node(call))
+    alive = is_alive(run, this_node(call.environ))
     if alive is False or (alive is None and _is_ended(run_dir)):
         return _past(run_dir, run)
     try:
@@ -202,7 +199,7 @@ def _past(run_dir: Path, run: RunFile) -> DiagnosisResult:
 def _without_supervisor(call: Call, run_dir: Path, run: RunFile, pids: list[int], why: str) -> DiagnosisResult:
     """Nobody answers, but ranks live here: look at them directly. pids: they, or their launcher."""
     try:
-        ranks = find_ranks(pids, _node(call), may_be_lone=False)
+        ranks = find_ranks(pids, this_node(call.environ), may_be_lone=False)
     except NoRanks as error:
         raise CtlError(f"run {run.run_id}: {why}; and no rank of it is alive ({error})") from None
     looker = DirectLooker(ranks.found, world_size=ranks.world_size, run=run)
@@ -265,7 +262,7 @@ def _concluded(
 
 def _processes(call: Call) -> DiagnosisResult:
     pids = list(dict.fromkeys(call.arguments.pid))
-    node = _node(call)
+    node = this_node(call.environ)
     try:
         ranks = find_ranks(pids, node)
     except NoRanks as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,17 @@ from guardrun.hooks.wire.examinations import MAX_CODE_BYTES, MAX_EVALUATED_S, MA
 from guardrun.supervisor.base.own_files import name_user
 from guardrun.supervisor.cli.base.asking import EXAMINED_S, find_living, not_understood, who_asks
 from guardrun.supervisor.cli.base.output import Output
-from guardrun.supervisor.cli.base.verb import NO, OK, USAGE, Call, CtlError, Verb, add_run_option, seconds_up_to
+from guardrun.supervisor.cli.base.verb import (
+    NO,
+    OK,
+    USAGE,
+    Call,
+    CtlError,
+    Verb,
+    add_run_option,
+    seconds_up_to,
+    this_node,
+)
 from guardrun.supervisor.client.live_client import LiveRefused, find_ranks, run_code
 from guardrun.supervisor.client.supervisor_client import Unreachable, ask
 from guardrun.supervisor.engine.observation.frames import rank_list
@@ -119,7 +128,7 @@ def _find(run: RunFile, run_dir: Path, number: int) -> Path:
     if number not in ranks:
         here = f"ranks {rank_list(sorted(ranks))} are here" if ranks else "no rank of it is here"
         node = _node_of(run, run_dir, number)
-        host = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        host = this_node(os.environ)
         if node and node != host:
             raise CtlError(
                 f"rank {number} is on {node}, and code is run on the rank's own node only, never over the network: "

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from pathlib import Path
 
 import msgspec
 
-from guardrun.supervisor.base.own_files import name_user
 from guardrun.supervisor.cli.base.asking import examine, find_living, not_understood, print_missing
 from guardrun.supervisor.cli.base.verb import (
     NO,
@@ -19,9 +17,8 @@ from guardrun.supervisor.cli.base.verb import (
     CtlError,
     Verb,
     add_run_option,
-    find_run,
-    guard_dir,
-    is_anybodys,
+    named_run,
+    whose_else,
     write_named,
 )
 from guardrun.supervisor.cli.views.flame_view import print_flame
@@ -90,9 +87,9 @@ def _folder(call: Call) -> Path:
     if call.arguments.output:
         folder = Path(call.cwd, call.arguments.output)
     else:
-        run_dir = find_run(call.arguments.run, guard_dir(call.arguments.guard_dir, call.environ, call.cwd), call.cwd)
-        if is_anybodys() and (whose := run_dir.stat().st_uid) != os.geteuid():
-            raise CtlError(f"{run_dir} is {name_user(whose)}'s: root writes nothing there; say where with --output DIR")
+        run_dir = named_run(call)
+        if whose := whose_else(run_dir):
+            raise CtlError(f"{run_dir} is {whose}'s: root writes nothing there; say where with --output DIR")
         folder = Path(run_dir, FOLDER)
     try:
         folder.mkdir(mode=0o755, exist_ok=True)

@@ -14,8 +14,7 @@ from guardrun.supervisor.cli.base.verb import (
     Verb,
     add_run_argument,
     add_run_option,
-    find_run,
-    guard_dir,
+    named_run,
     read_run,
 )
 from guardrun.supervisor.cli.views.diagnosis_view import incidents_view, print_stacks
@@ -26,7 +25,7 @@ from guardrun.supervisor.report.run_record import read_incidents, read_json, sho
 
 
 def _list(call: Call) -> int:
-    run_dir = find_run(call.arguments.run, guard_dir(call.arguments.guard_dir, call.environ, call.cwd), call.cwd)
+    run_dir = named_run(call)
     run = read_run(run_dir)
     records = [short_incident(record) for record in read_incidents(run_dir)]
     if call.out.is_json:
@@ -61,8 +60,7 @@ def _show(call: Call) -> int:
             raise CtlError(f"no incident in {folder}: no incident.json that can be read")
         record = {**found, "folder": str(folder.resolve())}
     else:
-        directory = guard_dir(call.arguments.guard_dir, call.environ, call.cwd)
-        record = find_incident(find_run(call.arguments.run, directory, call.cwd), name)
+        record = find_incident(named_run(call), name)
     if call.out.is_json:
         call.out.json(record)
     else:

@@ -6,13 +6,12 @@ import argparse
 import os
 import pwd
 import re
-import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from guardrun.supervisor.base.node_state import SYSTEM_FOLDER
-from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, read_config
+from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, read_config, this_node
 from guardrun.supervisor.cli.verbs import node_history
 from guardrun.supervisor.cli.views import node_view
 from guardrun.supervisor.config import Config
@@ -45,11 +44,6 @@ def places_of(config: Config, call: Call, node: str) -> list[Place]:
     """Where a node's record is kept, as this configuration has it."""
     folders = absolute_folders(config.node.state_dir, config.node.shared_dir, call.cwd)
     return find_places(*folders, call.environ, node)
-
-
-def this_node(call: Call) -> str:
-    """By Slurm's name where it runs the job (SLURMD_NODENAME), else the hostname: records are kept under it."""
-    return call.environ.get("SLURMD_NODENAME") or socket.gethostname()
 
 
 def person(call: Call) -> str:
@@ -277,7 +271,7 @@ def _add(actions: Any, name: str, text: str, run: Callable[[_World], int]) -> ar
 
 def _world(call: Call) -> _World:
     config = read_config(call, is_written_by=True)
-    return _World(this_node(call), bool(config.node.shared_dir), config, call, time.time())
+    return _World(this_node(call.environ), bool(config.node.shared_dir), config, call, time.time())
 
 
 def _run(call: Call) -> int:

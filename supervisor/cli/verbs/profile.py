@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from guardrun.hooks.wire.examinations import MAX_PROFILED_S, MAX_PROFILED_STEPS, PROFILE, STOP
-from guardrun.supervisor.base.own_files import name_user
 from guardrun.supervisor.cli.base.asking import ALL, examine, find_living, print_missing
 from guardrun.supervisor.cli.base.verb import (
     NO,
@@ -20,9 +18,9 @@ from guardrun.supervisor.cli.base.verb import (
     CtlError,
     Verb,
     add_run_option,
-    find_run,
-    guard_dir,
     is_anybodys,
+    named_run,
+    whose_else,
     write_named,
 )
 from guardrun.supervisor.cli.verbs.trace import parse_ranks
@@ -98,7 +96,7 @@ def _nothing(call: Call, missing: dict[int, str]) -> int:
 
 def _show(call: Call, number: int | None, missing: dict[int, str]) -> int:
     """number: of the request; None: the newest of which there is anything."""
-    run_dir = find_run(call.arguments.run, guard_dir(call.arguments.guard_dir, call.environ, call.cwd), call.cwd)
+    run_dir = named_run(call)
     is_new = call.arguments.action == "on"
     kept = _read(run_dir, number)
     if not kept:
@@ -155,8 +153,8 @@ def _write_page(call: Call, run_dir: Path, shown: Shown) -> Path | None:
         path = Path(call.cwd, call.arguments.output)
     else:
         path = folder_of(run_dir, shown.summaries[0].number) / PAGE
-        if is_anybodys() and (whose := run_dir.stat().st_uid) != os.geteuid():
-            call.out.aside(f"{run_dir} is {name_user(whose)}'s: root writes no page there (--output FILE)")
+        if whose := whose_else(run_dir):
+            call.out.aside(f"{run_dir} is {whose}'s: root writes no page there (--output FILE)")
             return None
     html = profile_html(run_dir.name, shown)
     write_named(path, html.encode("utf-8", "replace"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,11 +15,11 @@ from guardrun.supervisor.cli.base.verb import (
     CtlError,
     Verb,
     add_run_option,
-    find_run,
-    guard_dir,
     is_alive,
+    named_run,
     read_run,
     seconds_up_to,
+    this_node,
 )
 from guardrun.supervisor.client.supervisor_client import ask
 from guardrun.supervisor.rundir.run_directory import RunFile
@@ -75,7 +74,7 @@ def _run(call: Call) -> int:
 
         print_examples(call.out)
         return OK
-    run_dir = find_run(arguments.run, guard_dir(arguments.guard_dir, call.environ, call.cwd), call.cwd)
+    run_dir = named_run(call)
     read_run(run_dir)
     if arguments.sql is not None:
         return _answer(call, run_dir, arguments.sql)
@@ -131,7 +130,7 @@ def make_query(call: Call, run_dir: Path, run: RunFile) -> RunQuery:
     def ask_supervisor(verb: str, arguments: dict[str, Any], timeout_s: float) -> Answer:
         return ask(run, run_dir, verb, arguments, timeout_s)
 
-    alive = is_alive(run, call.environ.get("SLURMD_NODENAME") or socket.gethostname())
+    alive = is_alive(run, this_node(call.environ))
     # Whether it lives on another node cannot be seen from here.
     is_over = alive is False or (alive is None and (run_dir / "summary.json").is_file())
     bounds = Bounds(rows=call.arguments.rows, seconds=call.arguments.timeout)

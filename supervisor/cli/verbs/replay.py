@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.cli.base.verb import NO, OK, Call, CtlError, Verb, add_run_argument, find_run, guard_dir
+from guardrun.supervisor.cli.base.verb import (
+    NO,
+    OK,
+    Call,
+    CtlError,
+    Verb,
+    add_run_argument,
+    named_run,
+)
 
 
 def _run(call: Call) -> int:
     from guardrun.supervisor.rundir.journal import NAME, describe_versions, replay
 
-    run_dir = find_run(call.arguments.run, guard_dir(call.arguments.guard_dir, call.environ, call.cwd), call.cwd)
+    run_dir = named_run(call)
     try:
         result = replay(run_dir)
     except OSError as error:

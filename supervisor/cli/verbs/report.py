@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,17 @@ from typing import Any
 import msgspec
 
 from guardrun.hooks.wire.board import Milestone
-from guardrun.supervisor.base.own_files import name_user
 from guardrun.supervisor.cli.base.verb import (
     OK,
     Call,
     CtlError,
     Verb,
     add_run_argument,
-    find_run,
-    guard_dir,
     is_alive,
-    is_anybodys,
+    named_run,
     read_run,
+    this_node,
+    whose_else,
     write_named,
 )
 from guardrun.supervisor.engine.recovery.run_summary import attempt_record, summary
@@ -49,13 +47,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(call: Call) -> int:
-    run_dir = find_run(call.arguments.run, guard_dir(call.arguments.guard_dir, call.environ, call.cwd), call.cwd)
-    node = call.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    run_dir = named_run(call)
+    node = this_node(call.environ)
     data, story = read_story(run_dir, read_run(run_dir), node)
     output = call.arguments.output
     path = call.cwd / output if output else run_dir / "report.html"
-    if not output and not call.out.is_json and is_anybodys() and (whose := run_dir.stat().st_uid) != os.geteuid():
-        raise CtlError(f"{run_dir} is {name_user(whose)}'s: root writes nothing there; say where with --output FILE")
+    if not output and not call.out.is_json and (whose := whose_else(run_dir)):
+        raise CtlError(f"{run_dir} is {whose}'s: root writes nothing there; say where with --output FILE")
     if output or not call.out.is_json:
         write_named(path, run_html(_with_links(data, path.parent), story).encode("utf-8", "replace"))
     if call.out.is_json:

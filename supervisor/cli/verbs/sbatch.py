@@ -15,8 +15,8 @@ from guardrun.slurm.batch.missing_files import remarks_on_files
 from guardrun.slurm.batch.script import SIGNAL, JobWish, ScriptError, read_command, read_template, render
 from guardrun.slurm.client.commands import Failure, Slurm, clean_for_submission
 from guardrun.slurm.client.nodes import SlurmNode, SlurmPartition, choose_partition, read_nodes, read_partitions
-from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, read_config, write_named
-from guardrun.supervisor.cli.verbs.node import places_of, this_node
+from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, read_config, this_node, write_named
+from guardrun.supervisor.cli.verbs.node import places_of
 from guardrun.supervisor.health.quarantine_rules import counting
 from guardrun.supervisor.quarantine.records import read_all
 
@@ -161,7 +161,7 @@ def _ask(slurm: Slurm, partition: str) -> _Cluster:
 def _quarantined(call: Call, cluster: _Cluster) -> tuple[list[str], list[str]]:
     """Nodes that the job is not to get, and what was in doubt. Slurm takes no name that it does not know."""
     config = read_config(call)
-    known = read_all(places_of(config, call, this_node(call)))
+    known = read_all(places_of(config, call, this_node(call.environ)))
     now_wall_s = time.time()
     held = sorted(node for node, record in known.records.items() if counting(record, now_wall_s, os.getuid()))
     names = {node.name for node in cluster.nodes}

@@ -26,8 +26,9 @@ from guardrun.supervisor.cli.base.verb import (
     guard_dir,
     read_config,
     read_run,
+    this_node,
 )
-from guardrun.supervisor.cli.verbs.node import places_of, this_node
+from guardrun.supervisor.cli.verbs.node import places_of
 from guardrun.supervisor.health.quarantine_rules import counting, headline
 from guardrun.supervisor.preflight.base.remark import plural
 from guardrun.supervisor.quarantine.records import read_all
@@ -143,7 +144,7 @@ def _status(call: Call) -> int:
     nodes = read_nodes(slurm)
     states = {} if isinstance(nodes, Failure) else {node.name: node for node in nodes}
     config = read_config(call)
-    known = read_all(places_of(config, call, this_node(call)))
+    known = read_all(places_of(config, call, this_node(call.environ)))
     now_wall_s = time.time()
     held = {
         node: headline(isolations)
@@ -249,7 +250,7 @@ def _find_run(job: SlurmJob, call: Call) -> tuple[Path | None, RunFile | None]:
 
 
 def _run_data(run_dir: Path, run: RunFile, call: Call) -> dict[str, Any]:
-    status = read_status(run_dir, this_node(call))
+    status = read_status(run_dir, this_node(call.environ))
     incidents = status.get("incidents") or []
     plan = run.fleet.plan if run.fleet is not None else None
     return {

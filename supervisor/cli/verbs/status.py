@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import socket
 import time
 from pathlib import Path
 from statistics import median
@@ -15,7 +14,15 @@ from rich.text import Text
 
 from guardrun.supervisor.cli.base.output import Output, clean
 from guardrun.supervisor.cli.base.status_reader import OVER, read_status
-from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, add_run_argument, find_run, guard_dir
+from guardrun.supervisor.cli.base.verb import (
+    OK,
+    Call,
+    CtlError,
+    Verb,
+    add_run_argument,
+    named_run,
+    this_node,
+)
 from guardrun.supervisor.cli.views.diagnosis_view import incidents_view
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.report.elements.quantities import duration, place_words
@@ -49,8 +56,8 @@ def _run(call: Call) -> int:
     arguments, out = call.arguments, call.out
     if arguments.every <= 0:
         raise CtlError("--every: expected more than 0 seconds")
-    node = call.environ.get("SLURMD_NODENAME") or socket.gethostname()
-    run_dir = find_run(arguments.run, guard_dir(arguments.guard_dir, call.environ, call.cwd), call.cwd)
+    node = this_node(call.environ)
+    run_dir = named_run(call)
     if arguments.watch:
         return watch(out, run_dir, node, arguments.every)
     status = read_status(run_dir, node)

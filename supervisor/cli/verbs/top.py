@@ -5,21 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import socket
 import sys
 from pathlib import Path
 
 import msgspec
 
-from guardrun.supervisor.cli.base.verb import (
-    OK,
-    Call,
-    CtlError,
-    Verb,
-    find_run,
-    guard_dir,
-    seconds_up_to,
-)
+from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, find_run, guard_dir, seconds_up_to, this_node
 from guardrun.supervisor.cli.verbs.status import watch
 
 EXTRA = "the view needs textual (pip install 'guardrun[top]'): this is guardctl status --watch"
@@ -38,7 +29,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(call: Call) -> int:
-    node = call.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    node = this_node(call.environ)
     directory = guard_dir(call.arguments.guard_dir, call.environ, call.cwd)
     run_dir = find_run(call.arguments.run or "latest", directory, call.cwd)
     if call.out.is_json:

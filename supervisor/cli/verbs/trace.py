@@ -8,7 +8,16 @@ import msgspec
 
 from guardrun.hooks.wire.examinations import MAX_SECONDS, MAX_TRACED_STEPS, STOP
 from guardrun.supervisor.cli.base.asking import ALL, examine, find_living, print_missing
-from guardrun.supervisor.cli.base.verb import NO, OK, USAGE, Call, CtlError, Verb, add_run_option, find_run, guard_dir
+from guardrun.supervisor.cli.base.verb import (
+    NO,
+    OK,
+    USAGE,
+    Call,
+    CtlError,
+    Verb,
+    add_run_option,
+    named_run,
+)
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.report.module_table import describe, grown, sum_up
 from guardrun.supervisor.rundir.traces import ModuleTrace, read_newest, read_traces
@@ -75,8 +84,7 @@ def _stop(call: Call) -> int:
 
 def _show(call: Call, number: int | None, missing: dict[int, str]) -> int:
     """number: of the request; None: the last one."""
-    directory = guard_dir(call.arguments.guard_dir, call.environ, call.cwd)
-    run_dir = find_run(call.arguments.run, directory, call.cwd)
+    run_dir = named_run(call)
     kept = read_newest(run_dir) if number is None else list(read_traces(run_dir, number))
     if number is None:
         if not kept:
