@@ -19,6 +19,7 @@ from time import monotonic_ns
 from guardrun.hooks.examine.confined_code import DONE, PLAIN_SENDS, Confined, Program, ThreadState, can_interrupt
 from guardrun.hooks.examine.frame_names import Names, mentioned
 from guardrun.hooks.examine.optimizer_settings import Settings, describe_changes
+from guardrun.hooks.examine.step_ends import Turn, why_not_here
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import MAX_CODE_BYTES, MAX_EVALUATED_S, MAX_SECONDS
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-_CAPTURES, _PROGRESS_NS, _GC_SINCE_NS = int(Field.CAPTURES), int(Field.PROGRESS_NS), int(Field.GC_SINCE_NS)
+_PROGRESS_NS, _GC_SINCE_NS = int(Field.PROGRESS_NS), int(Field.GC_SINCE_NS)
 BURST, PAUSE_S = 8, 0.05
 """Interruptions a beat, and the time between two of them."""
 HELD_NS = 3_000_000_000
@@ -62,8 +63,8 @@ class Evaluation:
         self._timeout_ns = int(timeout_s * 1e9)
         self._only_at_step = arguments.get("only_at_step") is True
         self.ends_ns = self._beside_ns + self._timeout_ns + 2 * HELD_NS
-        self._turn = [None]
-        """Whoever takes what is in it runs the code; or sees to it that nobody does."""
+        self._turn = Turn()
+        """Whoever takes it runs the code; or sees to it that nobody does."""
         self._ident = 0
         """The thread that runs it."""
         self._began_ns = 0
@@ -92,10 +93,10 @@ class Evaluation:
             rank.pace.quiet_until = 0
             return None
         if self._only_at_step or now_ns >= self.ends_ns:
-            if not self._claim():
+            if not self._turn.take():
                 return None  # it has just begun
             raise ValueError(f"it was not run: {self._why_not()}")
-        if self._claim():
+        if self._turn.take():
             self._begin_beside()
         return None
 
@@ -104,20 +105,13 @@ class Evaluation:
         if self._is_over:
             return
         self._is_over = True
-        self._claim()
+        self._turn.take()
         if self._rank.steps is not None:
             self._rank.steps.watch(None)
         if self._where == BESIDE and not self._is_done and self._rank.pid == os.getpid():
             # The interpreter may be about to end: this thread must not be in torch's C++ by then.
             self._confined.interrupt()
             self._done.acquire(timeout=1.0)
-
-    def _claim(self) -> bool:
-        try:
-            self._turn.pop()
-        except IndexError:
-            return False
-        return True
 
     def _why_not(self) -> str:
         waited_s = (self._beside_ns - self._asked_ns) / 1e9
@@ -158,10 +152,10 @@ class Evaluation:
         if get_ident() != rank.owner_ident or self._is_over:
             return
         rank.pace.quiet_until = 0
-        if rank.words[_CAPTURES] or sys.modules["torch"]._C._current_graph_task_id() != -1:
-            self._why = "its optimizers step within a backward pass, or in a graph that is captured"
+        if why := why_not_here(rank):
+            self._why = why
             return
-        if self._claim():
+        if self._turn.take():
             self._began_ns, self._where = monotonic_ns(), AT_STEP
             self._run(sys._getframe(1), optimizer)
 

@@ -20,9 +20,9 @@ from time import monotonic_ns
 
 from guardrun.hooks.examine import found_objects
 from guardrun.hooks.examine.optimizer_settings import Settings, describe_changes
+from guardrun.hooks.examine.step_ends import Turn, why_not_here
 from guardrun.hooks.guards.agreement import WAIT_S, Agreement, connect
 from guardrun.hooks.rank.rank import Rank
-from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import MAX_FACTOR, MAX_SECONDS
 
 TYPE_CHECKING = False
@@ -38,7 +38,6 @@ SCALED = ("initial_lr", "max_lr", "min_lr", "swa_lr")
 SCALED_LISTS = ("base_lrs", "max_lrs")
 """Of a scheduler, one for each group."""
 NAMED = 8
-_CAPTURES = int(Field.CAPTURES)
 
 
 class LearningRate:
@@ -53,8 +52,8 @@ class LearningRate:
             raise ValueError(f"a step is waited for up to {MAX_SECONDS:g} seconds")
         self._at_step, self._seconds = at_step, seconds
         self.ends_ns = monotonic_ns() + int(seconds * 1e9)
-        self._turn = [None]
-        """As of evaluation.py: whoever takes what is in it meets the others, or says no."""
+        self._turn = Turn()
+        """Whoever takes it meets the others, or says no."""
         self._agreement = self._meet(str(arguments.get("id", ""))[:40])
         self._targets: list[tuple[Any, int, dict[str, Any]]] = []
         self._schedulers: list[Any] = []
@@ -79,7 +78,7 @@ class LearningRate:
         rank = self._rank
         if self._why:
             raise ValueError(self._why)
-        if now_ns >= self.ends_ns and not self._changed_at and self._claim():
+        if now_ns >= self.ends_ns and not self._changed_at and self._turn.take():
             self._refuse()
             if self._is_elsewhere:
                 raise ValueError("its optimizer steps on another thread than the one that trains (its first)")
@@ -98,16 +97,9 @@ class LearningRate:
         self._is_over = True
         if self._rank.steps is not None:
             self._rank.steps.watch(None)
-        if self._claim() and self._rank.pid == os.getpid():
+        if self._turn.take() and self._rank.pid == os.getpid():
             self._refuse()
         self._targets, self._schedulers, self._after = [], [], []
-
-    def _claim(self) -> bool:
-        try:
-            self._turn.pop()
-        except IndexError:
-            return False
-        return True
 
     def _meet(self, name: str) -> Agreement | None:
         """How the ranks agree; None: there is one. Raises ValueError where they can't."""
@@ -166,7 +158,7 @@ class LearningRate:
             if step > self._changed_at and "lasting" not in self._told:
                 self._look_again(step)
             return
-        if step < self._at_step or not self._claim():
+        if step < self._at_step or not self._turn.take():
             return
         try:
             self._why = self._change(step)
@@ -196,9 +188,8 @@ class LearningRate:
 
     def _why_not(self, step: int) -> tuple[str, list[tuple[float, float]]]:
         """Empty, and each group's rate before and after; or why not."""
-        torch: Any = sys.modules["torch"]
-        if self._rank.words[_CAPTURES] or torch._C._current_graph_task_id() != -1:
-            return "its optimizers step within a backward pass, or in a graph that is captured", []
+        if why := why_not_here(self._rank):
+            return why, []
         if step > self._at_step and not self._rank.counts_itself:
             return f"it was past step {self._at_step}", []
         rates = [float(group["lr"]) for _, _, group in self._targets]

@@ -22,6 +22,7 @@ from guardrun.hooks.examine.compiled_guards import find_obstacle
 from guardrun.hooks.examine.memory_in_use import DeviceMemory, ResidentMemory, find_memory
 from guardrun.hooks.examine.module_calls import ROW_BYTES, STAGES, ModuleCalls
 from guardrun.hooks.examine.module_trees import walk
+from guardrun.hooks.examine.step_ends import why_not_here
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.traced import make_passing_hooks
 from guardrun.hooks.wire.board import Field
@@ -39,7 +40,7 @@ HEAD_BYTES = 4096
 """Of the answer, beside rows and names."""
 STEP_BYTES = 32
 """A step's number, and its time."""
-_CAPTURES, _STEP = int(Field.CAPTURES), int(Field.STEP)
+_STEP = int(Field.STEP)
 WAITING, ON, OVER = "waiting", "on", "over"
 
 
@@ -118,8 +119,8 @@ class ModuleTimes:
             return
         try:
             torch, calls, now_ns = self._torch, self._calls, monotonic_ns()
-            if rank.words[_CAPTURES] or torch._C._current_graph_task_id() != -1:
-                self._why = "its optimizers step within a backward pass, or in a graph that is captured"
+            if why := why_not_here(rank):
+                self._why = why
                 return
             if self._state is WAITING and is_elsewhere(rank.owner_ident):
                 self._why = "whenever a step ended, another thread was in a module's forward()"

@@ -25,6 +25,7 @@ from time import monotonic_ns
 
 from guardrun.hooks.examine.confined_code import is_of_signal
 from guardrun.hooks.examine.kineto import Recorder, find_obstacle, note_open, read_allocated
+from guardrun.hooks.examine.step_ends import why_not_here
 from guardrun.hooks.patches.device_memory import find_device
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
@@ -50,7 +51,7 @@ FIRST_NS = 10_000_000_000
 """Likewise the first one: much is done but once in it."""
 LATE_NS = 5_000_000_000
 """After the time is over: for what was asked to be taken off."""
-_CAPTURES, _STEP = int(Field.CAPTURES), int(Field.STEP)
+_STEP = int(Field.STEP)
 WAITING, PLAIN, FIRST, ON, DONE, OVER = "waiting", "plain", "first", "on", "done", "over"
 
 
@@ -150,8 +151,8 @@ class Profiling:
         rank = self._rank
         if self._state in (DONE, OVER):
             return
-        if rank.words[_CAPTURES] or self._torch._C._current_graph_task_id() != -1:
-            self._why = "its optimizers step within a backward pass, or in a graph that is captured"
+        if why := why_not_here(rank):
+            self._why = why
             return
         if self._state is not WAITING and id(optimizer) != self._closer and rank.words[_STEP] == self._last_step:
             return  # of several optimizers: the step goes on
