@@ -21,9 +21,9 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
+from guardrun.supervisor.base.confinement import confine
 from guardrun.supervisor.checkpoints.reading.dcp_metadata import check_items, read_metadata
 from guardrun.supervisor.checkpoints.reading.json_documents import check_json, check_safetensors, read_json
 from guardrun.supervisor.checkpoints.reading.pickles import Node
@@ -54,7 +54,16 @@ def main() -> None:
     """Answer until the parent is gone. The last argument: seconds of computing for a question."""
     cpu_s = int(sys.argv[-1])
     statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-    _confine(_pages(statm, 0))
+    for name in ("raw_unicode_escape", "latin-1", "utf-8"):
+        codecs.lookup(name)  # They are modules, read when they are used first.
+    confine(
+        {
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_FSIZE: 0,
+            resource.RLIMIT_NOFILE: _DESCRIPTORS,
+            resource.RLIMIT_AS: _pages(statm, 0) + MEMORY_BYTES,
+        }
+    )
     gc.disable()  # What a walk builds is let go of as a whole; a collection in between would look at all of it.
     examiner = Examiner()
     with socket.socket(fileno=0) as parent:
@@ -70,22 +79,6 @@ def main() -> None:
             parent.sendall(LENGTH.pack(len(data)) + data)
             if is_last:
                 return
-
-
-def _confine(size_bytes: int) -> None:
-    for name in ("raw_unicode_escape", "latin-1", "utf-8"):
-        codecs.lookup(name)  # They are modules, read when they are used first.
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")  # Where memory is short, this is to go rather than a rank.
-    for limit, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, 0),
-        (resource.RLIMIT_NOFILE, _DESCRIPTORS),
-        (resource.RLIMIT_AS, size_bytes + MEMORY_BYTES),
-    ):
-        hard = resource.getrlimit(limit)[1]
-        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (least, least))
 
 
 def _pages(statm: int, field: int) -> int:

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 import msgspec
 
+from guardrun.supervisor.base.confinement import confine
 from guardrun.supervisor.collect.profiles.breakdown import Reading
 from guardrun.supervisor.collect.profiles.chrome_trace import ChromeTrace
 from guardrun.supervisor.rundir.profiles import Breakdown
@@ -99,24 +100,17 @@ def read_trace(source: int, target: str) -> Answer:
 
 def main() -> None:
     """Read the trace that the command line names."""
-    _confine()
+    with suppress(OSError):
+        os.nice(NICE)
+    confine(
+        {
+            resource.RLIMIT_CORE: 0,
+            resource.RLIMIT_FSIZE: MAX_TRACE_BYTES,
+            resource.RLIMIT_AS: MEMORY_BYTES,
+            resource.RLIMIT_CPU: CPU_S,
+        }
+    )
     trace, compressed = sys.argv[-2:]
     source = os.open(trace, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     sys.stdout.buffer.write(msgspec.json.encode(read_trace(source, compressed)))
     sys.stdout.flush()
-
-
-def _confine() -> None:
-    with suppress(OSError):
-        os.nice(NICE)
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
-        file.write("1000")  # Where memory is short, this is to go rather than a rank.
-    for limit, value in (
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_FSIZE, MAX_TRACE_BYTES),
-        (resource.RLIMIT_AS, MEMORY_BYTES),
-        (resource.RLIMIT_CPU, CPU_S),
-    ):
-        hard = resource.getrlimit(limit)[1]
-        least = value if hard == resource.RLIM_INFINITY else min(value, hard)
-        resource.setrlimit(limit, (least, least))
