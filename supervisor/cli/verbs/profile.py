@@ -8,8 +8,9 @@ from typing import Any
 
 import msgspec
 
-from guardrun.hooks.wire.examinations import MAX_PROFILED_S, MAX_PROFILED_STEPS, PROFILE, STOP
-from guardrun.supervisor.cli.base.asking import ALL, examine, find_living, print_missing
+from guardrun.hooks.wire.examinations import MAX_PROFILED_S, MAX_PROFILED_STEPS, PROFILE
+from guardrun.supervisor.cli.base.asking import ALL, examine, print_missing
+from guardrun.supervisor.cli.base.some_steps import add_step_arguments, begin, call_off
 from guardrun.supervisor.cli.base.verb import (
     NO,
     OK,
@@ -23,13 +24,12 @@ from guardrun.supervisor.cli.base.verb import (
     whose_else,
     write_named,
 )
-from guardrun.supervisor.cli.verbs.trace import parse_ranks
 from guardrun.supervisor.cli.views.profile_view import print_profiles
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.report.profile_comparison import Shown, Since, compare_since, put_beside
 from guardrun.supervisor.rundir.profiles import PAGE, ProfileSummary, folder_of, list_profiles, read_summaries
 
-STEPS, SECONDS, TOP = 5, 60.0, 12
+TOP = 12
 READ_S = 30.0
 """Beyond the time in which steps are profiled: for what a rank takes to write its trace, and its node to read it."""
 
@@ -40,11 +40,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="off: end one that goes on; show: what was found out before (default: on)",
     )  # fmt: skip
     add_run_option(parser)
-    parser.add_argument("--steps", metavar="N", type=int, default=STEPS, help=f"how many (default: {STEPS})")
-    parser.add_argument(
-        "--seconds", metavar="S", type=float, default=SECONDS, help=f"the longest that it takes (default: {SECONDS:g})"
-    )
-    parser.add_argument("--ranks", metavar="LIST", type=parse_ranks, help="`0,3-5` (default: all, 64 at most)")
+    add_step_arguments(parser)
     parser.add_argument("--number", metavar="N", type=int, help="which one is shown (default: the newest)")
     parser.add_argument("--top", metavar="N", type=int, default=TOP, help=f"operators of a rank (default: {TOP})")
     parser.add_argument("--output", metavar="FILE", help=f"where the page goes (default: RUN/profiles/NNN/{PAGE})")
@@ -55,35 +51,20 @@ def _run(call: Call) -> int:
     if given.action == "show":
         return _show(call, given.number, {})
     if given.action == "off":
-        return _stop(call)
-    if not 1 <= given.steps <= MAX_PROFILED_STEPS or not 0 < given.seconds <= MAX_PROFILED_S:
-        call.out.error(f"--steps is from 1 to {MAX_PROFILED_STEPS}, --seconds up to {MAX_PROFILED_S:g}")
+        told = "whoever asked for the profile is told what there is by now"
+        return call_off(call, PROFILE, asked=told, nothing="nothing is being profiled")
+    costs = (
+        f"after two to begin with, for {given.seconds:g} s at most: steps are slower meanwhile, and ranks are held up "
+        "for some seconds at the end, on GPUs at the beginning, too"
+    )
+    if not begin(call, "profiling", most_steps=MAX_PROFILED_STEPS, most_s=MAX_PROFILED_S, costs=costs):
         return USAGE
-    find_living(call)  # before it is said that something is being done
-    if not call.out.is_json:
-        steps = "1 step" if given.steps == 1 else f"{given.steps} steps"
-        call.out.aside(
-            f"profiling {steps}, after two to begin with, for {given.seconds:g} s at most: steps are slower meanwhile, "
-            "and ranks are held up for some seconds at the end, on GPUs at the beginning, too. It ends by itself, also "
-            "without guardctl"
-        )
     arguments = {"steps": given.steps, "seconds": given.seconds}
     examined = examine(call, PROFILE, given.ranks or ALL, arguments, given.seconds + READ_S)
     number = examined.data.get("number")
     if not isinstance(number, int):
         return _nothing(call, examined.missing)
     return _show(call, number, examined.missing)
-
-
-def _stop(call: Call) -> int:
-    examined = examine(call, STOP, call.arguments.ranks or ALL, {"what": PROFILE}, 0.0)
-    if call.out.is_json:
-        call.out.json(examined.data)
-    elif examined.ranks:
-        call.out.line("asked: whoever asked for the profile is told what there is by now")
-    else:
-        call.out.line("nothing is being profiled")
-    return OK if examined.ranks else NO
 
 
 def _nothing(call: Call, missing: dict[int, str]) -> int:

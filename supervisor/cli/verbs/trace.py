@@ -6,8 +6,9 @@ import argparse
 
 import msgspec
 
-from guardrun.hooks.wire.examinations import MAX_SECONDS, MAX_TRACED_STEPS, STOP
-from guardrun.supervisor.cli.base.asking import ALL, examine, find_living, print_missing
+from guardrun.hooks.wire.examinations import MAX_SECONDS, MAX_TRACED_STEPS
+from guardrun.supervisor.cli.base.asking import ALL, examine, print_missing
+from guardrun.supervisor.cli.base.some_steps import add_step_arguments, begin, call_off
 from guardrun.supervisor.cli.base.verb import (
     NO,
     OK,
@@ -22,30 +23,15 @@ from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.report.module_table import describe, grown, sum_up
 from guardrun.supervisor.rundir.traces import ModuleTrace, read_newest, read_traces
 
-STEPS, SECONDS, TOP = 5, 60.0, 20
+TOP = 20
 WHAT = "modules"
 HEADINGS = ["Module", "Stage", "Calls", "Mean", "Total", "Share", "Memory"]
-
-
-def parse_ranks(text: str) -> list[int]:
-    """`0,3-5`. Raises argparse.ArgumentTypeError."""
-    try:
-        parts = [[int(bound) for bound in part.split("-")] for part in text.split(",")]
-        if any(len(part) > 2 or part[0] < 0 or part[-1] - part[0] not in range(100_000) for part in parts):
-            raise ValueError
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} names no ranks: `0`, `0,2`, `0-3,6`") from None
-    return sorted({rank for part in parts for rank in range(part[0], part[-1] + 1)})
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=["on", "off", "show"], help="show: what the last request has found out")
     add_run_option(parser)
-    parser.add_argument("--steps", metavar="N", type=int, default=STEPS, help=f"how many (default: {STEPS})")
-    parser.add_argument(
-        "--seconds", metavar="S", type=float, default=SECONDS, help=f"the longest that it takes (default: {SECONDS:g})"
-    )
-    parser.add_argument("--ranks", metavar="LIST", type=parse_ranks, help="`0,3-5` (default: all, 64 at most)")
+    add_step_arguments(parser)
     parser.add_argument("--top", metavar="N", type=int, default=TOP, help=f"lines of a table (default: {TOP})")
 
 
@@ -54,32 +40,15 @@ def _run(call: Call) -> int:
     if given.action == "show":
         return _show(call, None, {})
     if given.action == "off":
-        return _stop(call)
-    if not 1 <= given.steps <= MAX_TRACED_STEPS or not 0 < given.seconds <= MAX_SECONDS:
-        call.out.error(f"--steps is from 1 to {MAX_TRACED_STEPS}, --seconds up to {MAX_SECONDS:g}")
+        kept = "what was traced by now is kept (guardctl trace show)"
+        return call_off(call, WHAT, asked=kept, nothing="nothing is being traced")
+    costs = f"for {given.seconds:g} s at most: each call of a module takes some 30 µs more meanwhile"
+    if not begin(call, "tracing", most_steps=MAX_TRACED_STEPS, most_s=MAX_SECONDS, costs=costs):
         return USAGE
-    find_living(call)  # before it is said that something is being done
-    if not call.out.is_json:
-        steps = "1 step" if given.steps == 1 else f"{given.steps} steps"
-        call.out.aside(
-            f"tracing {steps}, for {given.seconds:g} s at most: each call of a module takes some 30 µs "
-            "more meanwhile. It ends by itself, also without guardctl"
-        )
     arguments = {"steps": given.steps, "seconds": given.seconds}
     examined = examine(call, WHAT, given.ranks or ALL, arguments, given.seconds)
     number = examined.data.get("number")
     return _show(call, number if isinstance(number, int) else 0, examined.missing)
-
-
-def _stop(call: Call) -> int:
-    examined = examine(call, STOP, call.arguments.ranks or ALL, {"what": WHAT}, 0.0)
-    if call.out.is_json:
-        call.out.json(examined.data)
-    elif examined.ranks:
-        call.out.line("asked: what was traced by now is kept (guardctl trace show)")
-    else:
-        call.out.line("nothing is being traced")
-    return OK if examined.ranks else NO
 
 
 def _show(call: Call, number: int | None, missing: dict[int, str]) -> int:
