@@ -93,10 +93,10 @@ class Evaluation:
             rank.pace.quiet_until = 0
             return None
         if self._only_at_step or now_ns >= self.ends_ns:
-            if not self._turn.take():
+            if not self._turn.is_taken_now():
                 return None  # it has just begun
             raise ValueError(f"it was not run: {self._why_not()}")
-        if self._turn.take():
+        if self._turn.is_taken_now():
             self._begin_beside()
         return None
 
@@ -105,7 +105,7 @@ class Evaluation:
         if self._is_over:
             return
         self._is_over = True
-        self._turn.take()
+        self._turn.is_taken_now()
         if self._rank.steps is not None:
             self._rank.steps.watch(None)
         if self._where == BESIDE and not self._is_done and self._rank.pid == os.getpid():
@@ -155,7 +155,7 @@ class Evaluation:
         if why := why_not_here(rank):
             self._why = why
             return
-        if self._turn.take():
+        if self._turn.is_taken_now():
             self._began_ns, self._where = monotonic_ns(), AT_STEP
             self._run(sys._getframe(1), optimizer)
 

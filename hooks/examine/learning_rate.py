@@ -78,7 +78,7 @@ class LearningRate:
         rank = self._rank
         if self._why:
             raise ValueError(self._why)
-        if now_ns >= self.ends_ns and not self._changed_at and self._turn.take():
+        if now_ns >= self.ends_ns and not self._changed_at and self._turn.is_taken_now():
             self._refuse()
             if self._is_elsewhere:
                 raise ValueError("its optimizer steps on another thread than the one that trains (its first)")
@@ -97,7 +97,7 @@ class LearningRate:
         self._is_over = True
         if self._rank.steps is not None:
             self._rank.steps.watch(None)
-        if self._turn.take() and self._rank.pid == os.getpid():
+        if self._turn.is_taken_now() and self._rank.pid == os.getpid():
             self._refuse()
         self._targets, self._schedulers, self._after = [], [], []
 
@@ -158,7 +158,7 @@ class LearningRate:
             if step > self._changed_at and "lasting" not in self._told:
                 self._look_again(step)
             return
-        if step < self._at_step or not self._turn.take():
+        if step < self._at_step or not self._turn.is_taken_now():
             return
         try:
             self._why = self._change(step)

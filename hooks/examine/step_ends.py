@@ -16,7 +16,7 @@ class Turn:
     def __init__(self) -> None:
         self._left = [None]
 
-    def take(self) -> bool:
+    def is_taken_now(self) -> bool:
         """Whether it is the caller's."""
         try:
             self._left.pop()

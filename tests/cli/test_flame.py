@@ -108,7 +108,7 @@ def test_nobody_is_asked_where_nothing_can_be_written(
     (tmp_path / "file").touch()
     ctl("flame", "1", "--output", str(tmp_path / "file" / "x"), code=1)
     assert "can't be made" in ctl.err
-    monkeypatch.setattr(module, "is_anybodys", lambda: True)
+    monkeypatch.setattr("guardrun.supervisor.cli.base.verb.is_anybodys", lambda: True)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     ctl("flame", "1", code=1)
     assert "say where with --output DIR" in ctl.err

@@ -328,9 +328,11 @@ def test_what_is_no_trace_says_so(tmp_path: Path, text: str | None, why: str) ->
 LIMITED = """
 import sys
 from guardrun.supervisor.collect.profiles import reader_process
-reader_process.CPU_S, reader_process.MEMORY_BYTES = 1, 1 << 30
-reader_process._confine()
-{}
+def read_trace(source, compressed):
+    {}
+reader_process.CPU_S, reader_process.MEMORY_BYTES, reader_process.read_trace = 1, 1 << 30, read_trace
+sys.argv += ["/dev/null", ""]
+reader_process.main()
 """
 
 

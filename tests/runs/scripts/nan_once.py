@@ -1,6 +1,7 @@
 """DDP over gloo; in attempt 0, which does not end, one batch of rank 1 is no number. Then: as if that had not been?
 
-nan_once.py [--resume FILE] [--keeps-one]; saves out/ckpt_STEP.pt every twenty steps. --keeps-one: out/last.pt at step
+nan_once.py [--resume FILE] [--keeps-one]; saves out/ckpt_STEP.pt every twenty steps until that batch, at it and, in later
+attempts, after it. --keeps-one: out/last.pt at step
 60 alone, by way of a temporary file, and once more where it is told to end.
 """
 
@@ -60,6 +61,10 @@ def save(name: str) -> None:
     torch.save(copy.deepcopy(state), f"out/{name}")
 
 
+def is_due(step: int) -> bool:
+    return step == BAD_AT or (step % SAVE_EVERY == 0 and (ATTEMPT > 0 or step < BAD_AT))
+
+
 def end(signum: int, frame: object) -> None:
     if RANK == 0:
         save("last.pt")
@@ -76,7 +81,7 @@ for step in range(first, (STEPS if ATTEMPT else 100_000) + 1):
     if arguments.keeps_one and step == 60 and RANK == 0:
         save("last.pt.tmp")
         os.replace("out/last.pt.tmp", "out/last.pt")
-    elif not arguments.keeps_one and step % SAVE_EVERY == 0 and RANK == 0:
+    elif not arguments.keeps_one and RANK == 0 and is_due(step):
         save(f"ckpt_{step}.pt")
     time.sleep(STEP_S)
 if RANK == 0:
