@@ -68,6 +68,8 @@ class Watched:
         """By id() of an optimizer: which step of it, counted from 1, was the last that was looked at."""
         self.writes: dict[int, int] = {}
         """torch's count of in-place operations on each parameter, by id(), as it was at the check before."""
+        self.written = 0
+        """In-place operations on all of them since the first check."""
         self.named = -1
         """The layout of which names were said."""
         self._checked_ns = 0
@@ -231,9 +233,8 @@ class Checker:
         if not parameters or not all(has_room(torch, device) for device in {one.device for _, one in parameters}):
             return
         step = self._rank.words[_STEP] + self._rank.counts_itself
-        check = Check(
-            replicas.count, not watched.is_main(replicas.count), step, count_writes(watched.writes, parameters)
-        )
+        watched.written += count_writes(watched.writes, parameters)
+        check = Check(replicas.count, not watched.is_main(replicas.count), step, watched.written)
         tensors: list[Any] = []
         for kind, named in ((Kind.MOMENTS, replicas.moments(parameters)), (Kind.PARAMETERS, parameters)):
             found, layout = readable(torch, named)

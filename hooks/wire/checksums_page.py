@@ -47,7 +47,7 @@ class Record(IntEnum):
     LAYOUT = 6
     """A checksum of which tensors these are, and their sizes: only where it is the same may sums be compared."""
     WRITES = 7
-    """In-place operations on the parameters since the check before, by torch's own count (Tensor._version)."""
+    """In-place operations on the parameters since the first check, by torch's own count (Tensor._version)."""
     LENGTH = 8
     """Of the payload: sums, or bytes of names."""
     ECHO = 9

@@ -365,7 +365,7 @@ class ReplicaCheck(msgspec.Struct, frozen=True, array_like=True):
     layout: int = 0
     """Only where it is the same on two ranks are these the same tensors."""
     writes: int = 0
-    """In-place operations on the parameters since the check before, by torch's count."""
+    """In-place operations on the parameters since the first check, by torch's count."""
     tensors: int = 0
     digests: str = ""
     """A number for each group of tensors (engine/observation/tensor_groups.py); hexadecimal."""

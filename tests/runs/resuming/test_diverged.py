@@ -10,6 +10,8 @@ from tests.support.waiting import wait_until
 
 CONFIG = RESUME + "[guards]\ncheck_every = 20\n"
 MODELS = ("table", "used", "own")
+EQUAL = {60, 70}
+"""Steps of checks before they differ. Where a check takes long, that of a machine with more to do, the second is left out."""
 
 
 def diverged(run: GuardrunRun) -> dict[str, dict[str, Any]]:
@@ -24,7 +26,8 @@ def test_a_rank_is_named_where_that_can_be_told_and_a_difference_that_comes_agai
     run = edge.start("twice.py", config=CONFIG)
     wait_until(lambda: diverged(run).keys() == set(MODELS), 60, "the replicas of all models to differ")
     for incident in diverged(run).values():
-        assert (incident["step"], incident["evidence"]["agreed_step"], ranks_of(incident)) == (80, 70, [])
+        assert (incident["step"], ranks_of(incident)) == (80, [])
+        assert incident["evidence"]["agreed_step"] in EQUAL
         assert "of two, nobody can say which one is right" in incident["summary"]
     (edge.folder / "fall").touch()
     wait_until(lambda: all("rerun" in one["evidence"] for one in diverged(run).values()), 60, "the same steps again")
@@ -33,10 +36,10 @@ def test_a_rank_is_named_where_that_can_be_told_and_a_difference_that_comes_agai
     assert finished.returncode == 0, finished
     found = diverged(run)
     check_show("replicas that differ", finished, found["table"]["id"])
-    assert {name: one["evidence"]["rerun"] for name, one in found.items()} == {
-        name: {"attempt": 1, "equal_steps": [60, 70], "says": says}
-        for name, says in zip(MODELS, ("rank", "once", "script"), strict=True)
-    }
+    for name, says in zip(MODELS, ("rank", "once", "script"), strict=True):
+        rerun = found[name]["evidence"]["rerun"]
+        assert (rerun["attempt"], rerun["says"]) == (1, says)
+        assert rerun["equal_steps"] and set(rerun["equal_steps"]) <= EQUAL
     assert {name: ranks_of(one) for name, one in found.items()} == {"table": [1], "used": [], "own": []}
     assert {(one["attempt"], one["action"]) for one in found.values()} == {(0, "none")}
     for one in found.values():

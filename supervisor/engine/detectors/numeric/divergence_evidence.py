@@ -45,7 +45,7 @@ class Ballot(msgspec.Struct, kw_only=True):
     is_echo: bool
     tensors: int
     votes: dict[str, dict[int, int]] = {}
-    """By what they hold: ranks, with their in-place operations since the check before."""
+    """By what they hold: ranks, with their in-place operations since their first check."""
     layouts: list[int] = []
 
     @property
@@ -87,8 +87,15 @@ class Ballot(msgspec.Struct, kw_only=True):
         return sorted((sorted(ranks) for ranks in found.values()), key=lambda ranks: (-len(ranks), ranks))
 
     def writes(self) -> dict[int, int]:
-        """In-place operations, by rank."""
+        """In-place operations since their first check, by rank."""
         return {rank: writes for ranks in self.votes.values() for rank, writes in ranks.items()}
+
+    def writes_since(self, earlier: Mapping[int, int]) -> dict[int, int]:
+        """In-place operations since a check that all ranks took part in, by rank; between them some may have left out one.
+
+        earlier: what writes() was of that one.
+        """
+        return {rank: writes - earlier[rank] for rank, writes in self.writes().items() if rank in earlier}
 
 
 class Before(NamedTuple):
@@ -96,7 +103,9 @@ class Before(NamedTuple):
 
     step: int
     writes: Mapping[int, int]
-    """In-place operations on the parameters, by rank, since the one before it."""
+    """In-place operations on the parameters until then, by rank."""
+    usual_writes: Mapping[int, int]
+    """Those since the one before it."""
 
 
 class Finding(msgspec.Struct, kw_only=True):
@@ -143,7 +152,8 @@ def find(
     majority = camps[0] if 2 * len(camps[0]) > len(ranks) else []
     dissenters = [rank for rank in ranks if rank not in majority] if majority else []
     is_throughout = len(places) > THROUGHOUT * second.tensors
-    wrote_differently = _write_differently(first.writes(), before.writes, majority or ranks[:1], dissenters or ranks)
+    writes = first.writes_since(before.writes)
+    wrote_differently = _write_differently(writes, before.usual_writes, majority or ranks[:1], dissenters or ranks)
     if majority:
         is_few = len(dissenters) <= max(1, len(ranks) // FEW)
         is_scripts = not is_few or (is_throughout and ranks[0] in dissenters)

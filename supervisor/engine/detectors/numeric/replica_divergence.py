@@ -81,8 +81,10 @@ class Set(msgspec.Struct, kw_only=True):
     """What they belong to, then the parameters in order; empty: nobody has told."""
     agreed: int = -1
     """The step of the newest check in which all were equal; -1: none."""
+    writes: dict[int, int] = {}
+    """Until that check: in-place operations on the parameters, by rank."""
     usual_writes: dict[int, int] = {}
-    """Before that check: in-place operations on the parameters, by rank."""
+    """Between that check and the one before in which all were equal."""
     before: list[Held] = []
     """Of two replicas: the newest checks in which all were equal, KEPT at most."""
     doubt: Ballot | None = None
@@ -179,7 +181,8 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
             if not any(compared.left_out):
                 compared.based = [True, True]
             compared.based[ballot.is_echo] = True
-            known.agreed, known.usual_writes, known.doubt = ballot.step, ballot.writes(), None
+            known.usual_writes, known.writes = ballot.writes_since(known.writes), ballot.writes()
+            known.agreed, known.doubt = ballot.step, None
             if (held := _held(known, ballot)) is not None:
                 known.before = [*known.before, held][-KEPT:]
             return self._end(known, ballot)
@@ -193,7 +196,7 @@ class ReplicaDivergence(msgspec.Struct, kw_only=True):
         first, known.doubt = known.doubt, ballot
         if first is None or known.key:
             return ()
-        before = Before(known.agreed, known.usual_writes)
+        before = Before(known.agreed, known.writes, known.usual_writes)
         finding = divergence_evidence.find(first, ballot, compared.left_out, known.names, before)
         if finding is None:
             return ()

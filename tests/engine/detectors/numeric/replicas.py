@@ -13,7 +13,7 @@ from tests.engine.conftest import Told
 
 CHECKS = ((50, False), (60, True), (500, False), (510, True), (1000, False), (1010, True))
 Change = Callable[[dict[int, list[int]], dict[int, int], int], None]
-"""Of sums by rank, and of in-place operations by rank; the step."""
+"""Of sums by rank, and of in-place operations by rank since the check before; the step."""
 
 
 class Replicas:
@@ -26,6 +26,7 @@ class Replicas:
         self.told, self.ranks, self.tensors, self.of, self.base = told, ranks, tensors, of, steps
         self.said: list[str] = []
         self.actions: list[ac.Action] = []
+        self.written = dict.fromkeys(range(ranks), 0)
         self.names = ["a DistributedDataParallel model", *(f"layer{place}.weight" for place in range(tensors))]
 
     def check(self, count: int, is_echo: bool, change: Change, *, silent: tuple[int, ...] = (), kind: int = 0) -> None:
@@ -42,7 +43,9 @@ class Replicas:
         }
         writes = dict.fromkeys(range(self.ranks), 100)
         change(sums, writes, step)
-        made = {rank: [self._check(kind, count, is_echo, writes[rank], sums[rank])] for rank in range(self.ranks)}
+        for rank in range(self.ranks):
+            self.written[rank] += writes[rank] if kind == 0 else 0
+        made = {rank: [self._check(kind, count, is_echo, sums[rank], rank)] for rank in range(self.ranks)}
         if count == 50:
             made[0].insert(0, msgspec.structs.replace(made[0][0], kind=2, names=self.names))
         return made
@@ -57,7 +60,7 @@ class Replicas:
         self.actions += actions
         self.said += [action.text for action in actions if isinstance(action, ac.Say)]
 
-    def _check(self, kind: int, count: int, is_echo: bool, writes: int, sums: list[int]) -> ev.ReplicaCheck:
+    def _check(self, kind: int, count: int, is_echo: bool, sums: list[int], rank: int) -> ev.ReplicaCheck:
         return ev.ReplicaCheck(
             of=self.of,
             kind=kind,
@@ -66,7 +69,7 @@ class Replicas:
             step=self.base + count,
             is_echo=is_echo,
             layout=len(sums),
-            writes=writes,
+            writes=self.written[rank],
             tensors=len(sums),
             digests=fold_sums(sums, is_echo=is_echo),
         )

@@ -185,6 +185,16 @@ def test_a_check_that_a_rank_lacks_is_not_compared(told: Told) -> None:
     assert told.incidents == {}
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_checks_half_as_often_does_not_write_differently_for_that(told: Told, ranks: int) -> None:
+    replicas = Replicas(told, ranks).go(nothing, until=60)
+    replicas.check(500, False, nothing)
+    replicas.check(510, True, nothing, silent=(1,))
+    replicas.check(1000, False, flipped(1, since=600))
+    replicas.check(1010, True, flipped(1, since=600))
+    assert culprits(only(told)) == ([1] if ranks > 2 else []) and replicas.remarks == []
+
+
 def test_other_tensors_are_not_compared_and_begin_anew(told: Told) -> None:
     """A parameter is added in mid-run, on one rank sooner than on others."""
     replicas = Replicas(told, 4).go(nothing, until=60)
