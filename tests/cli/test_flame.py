@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from guardrun.supervisor.cli.verbs import flame as module
 from guardrun.supervisor.cli.views.flame_view import describe
 from guardrun.supervisor.collect.ranks.flame_samples import pack
 from guardrun.supervisor.report.flame_graph import Box, Sampled

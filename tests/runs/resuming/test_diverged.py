@@ -11,7 +11,7 @@ from tests.support.waiting import wait_until
 CONFIG = RESUME + "[guards]\ncheck_every = 20\n"
 MODELS = ("table", "used", "own")
 EQUAL = {60, 70}
-"""Steps of checks before they differ. Where a check takes long, that of a machine with more to do, the second is left out."""
+"""Steps of checks before they differ; the second is left out where checks take long, on a machine with more to do."""
 
 
 def diverged(run: GuardrunRun) -> dict[str, dict[str, Any]]:

@@ -1,8 +1,8 @@
 """DDP over gloo; in attempt 0, which does not end, one batch of rank 1 is no number. Then: as if that had not been?
 
-nan_once.py [--resume FILE] [--keeps-one]; saves out/ckpt_STEP.pt every twenty steps until that batch, at it and, in later
-attempts, after it. --keeps-one: out/last.pt at step
-60 alone, by way of a temporary file, and once more where it is told to end.
+nan_once.py [--resume FILE] [--keeps-one]; saves out/ckpt_STEP.pt every twenty steps, and after that batch; in attempt 0
+no more from then on. --keeps-one: out/last.pt at step 60 alone, by way of a temporary file, and once more where it is
+told to end.
 """
 
 from __future__ import annotations

@@ -91,9 +91,9 @@ class Ballot(msgspec.Struct, kw_only=True):
         return {rank: writes for ranks in self.votes.values() for rank, writes in ranks.items()}
 
     def writes_since(self, earlier: Mapping[int, int]) -> dict[int, int]:
-        """In-place operations since a check that all ranks took part in, by rank; between them some may have left out one.
+        """In-place operations since an earlier check of all ranks, by rank; in between some may have left one out.
 
-        earlier: what writes() was of that one.
+        earlier: its writes().
         """
         return {rank: writes - earlier[rank] for rank, writes in self.writes().items() if rank in earlier}
 
