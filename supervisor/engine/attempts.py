@@ -17,6 +17,7 @@ from guardrun.supervisor.engine.recovery.graceful_leave import ending, leave, ma
 from guardrun.supervisor.engine.recovery.launcher_orders import choose
 from guardrun.supervisor.engine.recovery.recovered import on_good_end
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt, stop_words
+from guardrun.supervisor.engine.state import hand_changes
 from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.state import Attempt, RankState, State, attempt_of, enter
 
@@ -80,12 +81,21 @@ def on_attempt_started(state: State, event: ev.AttemptStarted, now_s: float) -> 
     )
     state.restart_by = ""
     state.is_restart = False
-    told = held_memory.report_memory(state, event.memory)
+    told = [*held_memory.report_memory(state, event.memory), *_say_undone(state, event)]
     if state.signum:
         enter(state, Phase.ENDING)
         return told
     enter(state, Phase.RUNNING)
     return [*told, *lost_meanwhile(state, now_s)]
+
+
+def _say_undone(state: State, event: ev.AttemptStarted) -> list[Action]:
+    """Of what people have changed in attempts before."""
+    if not state.by_hand:
+        return []
+    step = event.resumed_from.step if event.resumed_from is not None else None
+    state.by_hand, words = hand_changes.begin_attempt(state.by_hand, event.attempt, step)
+    return [announce(words, level="warn")] if words else []
 
 
 def on_attempt_not_started(state: State, event: ev.AttemptNotStarted, now_s: float) -> list[Action]:

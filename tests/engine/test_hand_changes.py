@@ -103,6 +103,30 @@ def test_what_a_checkpoint_holds_is_named_in_the_next_attempt_as_well(told: Told
     assert ("changed_by_hand" in incident.evidence) is is_named
 
 
+def test_an_attempt_that_begins_without_it_says_so_once(told: Told) -> None:
+    def undone(step: int) -> list[str]:
+        told.step(445 + told.attempt, told.now_s + 9)
+        told.crashed()
+        told.chosen(ev.Checkpoint(path="/out/ckpt.pt", step=step) if step else None)
+        actions = told.started(told.state.next_attempt)
+        return [one.text for one in actions if isinstance(one, ac.Say) and "undone" in one.text]
+
+    told.running(ranks=2, max_no_progress=99)
+    training = Training(told, 2).go(plain(7), 430)
+    change(told, training.now_s, changes=["learning rate × 2 (0.005 → 0.01) in AdamW"], step=410)
+    change(told, training.now_s + 4, changes=[CHANGE], step=430)
+    change(told, training.now_s + 8, changes=[], step=430, verb="eval")
+    assert undone(430) == []
+    assert undone(420) == [f"attempt 2 resumes from step 420, so what was changed by hand after it is undone: {SAID}"]
+    assert undone(440) == []
+    told.crashed()
+    *_, crash = told.incidents.values()
+    assert [one["step"] for one in crash.evidence["changed_by_hand"]] == [410]
+    (said,) = undone(0)
+    assert said.startswith("attempt 4 was given no checkpoint, so unless the script takes up a later one by itself")
+    assert said.endswith("by scale at step 410") and undone(0) == []
+
+
 def test_no_more_is_kept_than_is_of_use() -> None:
     kept: list[HandChange] = []
     for number in range(200):

@@ -13,6 +13,8 @@ from guardrun.supervisor.engine.observation.frames import rank_list
 MAX_KEPT = 64
 MAX_TOLD = 8
 """In one incident."""
+MAX_SAID = 3
+"""In one sentence."""
 MAX_TEXT = 300
 NOT_RUN = "not run"
 """Outcome of one that has changed nothing, for certain."""
@@ -36,6 +38,8 @@ class HandChange(msgspec.Struct, frozen=True, kw_only=True):
     """After which it was; None: not known."""
     changes: list[str] = []
     """In words, as far as they were seen."""
+    is_undone: bool = False
+    """A later attempt began without it."""
 
 
 def begin(kept: Sequence[HandChange], event: ev.HandChangeAsked, now_s: float) -> list[HandChange]:
@@ -78,12 +82,34 @@ def before(kept: Sequence[HandChange], attempt: int, resumed_step: int | None) -
     return [
         each
         for each in kept
-        if each.outcome != NOT_RUN
-        and (
-            each.attempt == attempt
-            or (resumed_step is not None and each.step is not None and each.changes and each.step <= resumed_step)
-        )
+        if each.outcome != NOT_RUN and (each.attempt == attempt or (each.changes and _is_held(each, resumed_step)))
     ][-MAX_TOLD:]
+
+
+def _is_held(change: HandChange, resumed_step: int | None) -> bool:
+    """Whether what an attempt resumes from has it."""
+    if change.is_undone or resumed_step is None or change.step is None:
+        return False
+    return change.step <= resumed_step
+
+
+def begin_attempt(kept: Sequence[HandChange], attempt: int, resumed_step: int | None) -> tuple[list[HandChange], str]:
+    """The same, and what is to be said of those that this attempt begins without; empty: there is none."""
+    undone = [
+        each.id
+        for each in kept
+        if each.attempt < attempt and each.changes and not each.is_undone and not _is_held(each, resumed_step)
+    ]
+    if not undone:
+        return list(kept), ""
+    changes = [msgspec.structs.replace(each, is_undone=each.is_undone or each.id in undone) for each in kept]
+    words = "; ".join(said(each) for each in kept if each.id in undone[-MAX_SAID:])
+    more = f" and {len(undone) - MAX_SAID} more before" if len(undone) > MAX_SAID else ""
+    if resumed_step is None:
+        start = "was given no checkpoint, so unless the script takes up a later one by itself, what was changed by hand"
+    else:
+        start = f"resumes from step {resumed_step}, so what was changed by hand after it"
+    return changes, f"attempt {attempt} {start} is undone: {words}{more}"
 
 
 def evidence(changes: Sequence[HandChange], now_s: float) -> list[dict[str, Any]]:
