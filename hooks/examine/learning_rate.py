@@ -21,7 +21,7 @@ from time import monotonic_ns
 from guardrun.hooks.examine import found_objects
 from guardrun.hooks.examine.optimizer_settings import Settings, describe_changes
 from guardrun.hooks.examine.step_ends import Turn, why_not_here
-from guardrun.hooks.guards.agreement import WAIT_S, Agreement, connect
+from guardrun.hooks.guards.agreement import MAX_RANKS, WAIT_S, Agreement, connect
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.examinations import MAX_FACTOR, MAX_SECONDS
 
@@ -41,7 +41,7 @@ NAMED = 8
 
 
 class LearningRate:
-    """One request. Arguments: `mode`, `value`, `at_step`, `id`, `seconds`, and `optimizer`, `group` or None."""
+    """One request. Arguments: `mode`, `value`, `at_step`, `id`, `seconds`, `most`; `optimizer`, `group` or None."""
 
     def __init__(self, rank: Rank, arguments: Mapping[str, Any]) -> None:
         self._rank = rank
@@ -54,7 +54,8 @@ class LearningRate:
         self.ends_ns = monotonic_ns() + int(seconds * 1e9)
         self._turn = Turn()
         """Whoever takes it meets the others, or says no."""
-        self._agreement = self._meet(str(arguments.get("id", ""))[:40])
+        most = arguments.get("most")
+        self._agreement = self._meet(str(arguments.get("id", ""))[:40], most if isinstance(most, int) else MAX_RANKS)
         self._targets: list[tuple[Any, int, dict[str, Any]]] = []
         self._schedulers: list[Any] = []
         self._told: dict[str, Any] = {"notes": []}
@@ -101,8 +102,8 @@ class LearningRate:
             self._refuse()
         self._targets, self._schedulers, self._after = [], [], []
 
-    def _meet(self, name: str) -> Agreement | None:
-        """How the ranks agree; None: there is one. Raises ValueError where they can't."""
+    def _meet(self, name: str, most: int) -> Agreement | None:
+        """How the ranks agree, so many at most; None: there is one. Raises ValueError where they can't."""
         rank = self._rank
         if rank.world_size == 1:
             return None
@@ -113,7 +114,7 @@ class LearningRate:
             raise ValueError(f"its process group has {world} ranks, and the run {rank.world_size}")
         prefix = f"guardrun/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{rank.attempt}/rate/{name}"
         try:
-            return Agreement(connect(c10d, prefix, CONNECT_S), world)
+            return Agreement(connect(c10d, prefix, CONNECT_S, most), world)
         except Exception as error:
             raise ValueError(f"ranks can't agree: {error}") from None
 

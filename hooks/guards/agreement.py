@@ -19,7 +19,8 @@ from typing import Any
 WAIT_S = 10.0
 """For ranks that have come out of the same collective. Below [hang] tell_s: nobody takes it for a stall."""
 MAX_RANKS = 256
-"""That agree: each is one more connection of the process that has the store, which may hold 1,024 by default."""
+"""That agree, unless more are known to have room: each is one more connection of the process that has the store, which
+may hold 1,024 by default."""
 LEAVE_OUT, TAKE, NONE = b"leave out", b"take", b"none"
 _WANTS = 1 << 32
 
@@ -75,27 +76,27 @@ class Agreement:
         self._store.delete_key(f"{name}v")
 
 
-def find_store(c10d: Any) -> tuple[Any, str]:
+def find_store(c10d: Any, most: int = MAX_RANKS) -> tuple[Any, str]:
     """The TCPStore of the default process group; or None, and why ranks can't agree by way of it.
 
-    c10d: torch.distributed.distributed_c10d, with a process group.
+    c10d: torch.distributed.distributed_c10d, with a process group. most: ranks that may.
     """
     store = c10d._get_default_store()
     while isinstance(store, c10d.PrefixStore):
         store = store.underlying_store
     if type(store).__name__ != "TCPStore":
         return None, f"ranks have met by a {type(store).__name__}, where they can't agree on a step"
-    if c10d.get_world_size() > MAX_RANKS:
-        return None, f"more than {MAX_RANKS} ranks would have to agree"
+    if c10d.get_world_size() > most:
+        return None, f"more than {most} ranks would have to agree"
     return store, ""
 
 
-def connect(c10d: Any, prefix: str, limit_s: float = WAIT_S) -> Any:
+def connect(c10d: Any, prefix: str, limit_s: float = WAIT_S, most: int = MAX_RANKS) -> Any:
     """A connection of our own to that store. Raises where none can be had within limit_s.
 
     prefix: of our keys, of nobody else's in all the time that the store is there.
     """
-    store, why = find_store(c10d)
+    store, why = find_store(c10d, most)
     if store is None:
         raise RuntimeError(why)
     limit = timedelta(seconds=limit_s)

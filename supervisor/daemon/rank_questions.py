@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from guardrun.hooks.wire.examinations import EVAL, MAX_SECONDS, PROFILE, RATE, STOP
 from guardrun.supervisor.daemon.module_traces import MODULES, answer_bytes, keep_traces
 from guardrun.supervisor.daemon.profiles import ProfileRequest, keep_profiles
+from guardrun.supervisor.daemon.store_room import UNSEEN, count_room
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.frames import rank_list
@@ -27,8 +28,6 @@ EXAMINE = "examine"
 """The verb of an Ask."""
 MAX_RANKS = 64
 """At once."""
-MAX_AGREEING = 256
-"""Of those that change their rates together (hooks/guards/agreement.py)."""
 LEAD_S = 6.0
 """Until then all ranks have been told: their nodes, and their hooks' next beat."""
 LATEST_S = 30.0
@@ -105,6 +104,8 @@ class _Asking(NamedTuple):
     seconds: float
     attempt: int
     alive: dict[int, ev.Rank]
+    left_out: int
+    """Ranks that were meant, too, and are too many."""
     change: RateChange | None
     """Of rates, which is told once it has been made."""
 
@@ -127,9 +128,8 @@ class RankQuestions:
 
     def _ask(self, peer: bytes, asked: dict[str, Any]) -> None:
         alive = self._alive()
-        limit = {STOP: None, RATE: MAX_AGREEING}.get(str(asked.get("what")), MAX_RANKS)
-        wanted = _numbers(asked.get("ranks"), alive, limit)
         what, arguments, seconds = asked.get("what"), asked.get("arguments", {}), asked.get("seconds", 0.0)
+        wanted = _numbers(asked.get("ranks"), alive, None if what in (STOP, RATE) else MAX_RANKS)
         if not isinstance(what, str) or not isinstance(arguments, dict) or not isinstance(seconds, int | float):
             raise _Mistake("it is not said what is to be examined")
         if not 0 <= seconds <= MAX_SECONDS:
@@ -147,7 +147,13 @@ class RankQuestions:
                 raise _Mistake(
                     f"{len(wanted)} of {state.world_size} ranks: rates are changed on all of them, or on none"
                 )
-            arguments, seconds = self._plan(arguments, seconds)
+            most = self._most_agreeing()
+            if len(wanted) > most:
+                raise _Mistake(
+                    f"{len(wanted)} ranks would have to agree: the process that has torch's store may have room for "
+                    f"{most} more connections (ulimit -n there)"
+                )
+            arguments, seconds = self._plan({**arguments, "most": most}, seconds)
             node.feed(change.asked(arguments, seconds))
         elif what != STOP:
             node.feed(
@@ -157,7 +163,8 @@ class RankQuestions:
             )
         if what == MODULES:
             arguments = {**arguments, "bytes": answer_bytes(len(wanted))}
-        asking = _Asking(peer, what, wanted, arguments, float(seconds), attempt, alive, change)
+        left_out = len(alive) - len(wanted) if asked.get("ranks") == ALL else 0
+        asking = _Asking(peer, what, wanted, arguments, float(seconds), attempt, alive, left_out, change)
         if what == PROFILE:
             self._number(asking)
         else:
@@ -197,7 +204,7 @@ class RankQuestions:
                 if asking.what in (MODULES, PROFILE) and told:
                     self._keep(asking, told, silent, nodes)
                 else:
-                    node.send_to(asking.peer, _answer(told, silent, nodes))
+                    node.send_to(asking.peer, _answer(told, silent, nodes, asking.left_out))
 
         terms = asking.what, asking.arguments, asking.seconds
         if self._context.fleet is None:
@@ -206,6 +213,10 @@ class RankQuestions:
             elsewhere = [alive[number] for number in wanted if number not in here]
             self._context.fleet.examinations.ask(elsewhere, *terms, join)
         node.examinations.ask(here, *terms, join)
+
+    def _most_agreeing(self) -> int:
+        first = self._node.ingest.ranks.get(0)
+        return UNSEEN if first is None else count_room([self._node.run_file.launcher_pid, first.pid])
 
     def _plan(self, arguments: dict[str, Any], seconds: float) -> tuple[dict[str, Any], float]:
         """At which step rates are changed: one that no rank comes to before all have been told."""
@@ -231,7 +242,7 @@ class RankQuestions:
                 kept, missing = keep_profiles(node.run_dir, ProfileRequest(number, asking.attempt, at_s), told, nodes)
             else:
                 number, kept, missing = keep_traces(node.run_dir, told, nodes, asking.attempt, at_s)
-            answer = _answer(kept, {**silent, **missing}, nodes, number=number)
+            answer = _answer(kept, {**silent, **missing}, nodes, asking.left_out, number=number)
             node.post(lambda: node.send_to(asking.peer, answer))
 
         with suppress(RuntimeError):  # closing
@@ -244,7 +255,11 @@ class RankQuestions:
         return {**self._node.ingest.ranks, **{rank.global_rank: rank for rank in others}}
 
 
-def _answer(told: dict[int, Any], missing: dict[int, str], nodes: dict[int, str], **more: object) -> Answer:
+def _answer(
+    told: dict[int, Any], missing: dict[int, str], nodes: dict[int, str], left_out: int, **more: object
+) -> Answer:
+    if left_out:
+        more["left_out"] = left_out
     parts = {"ranks": told, "missing": missing, "nodes": nodes}
     by_text = {name: {str(number): one for number, one in sorted(part.items())} for name, part in parts.items()}
     return Answer(is_ok=True, data={**by_text, **more})

@@ -109,7 +109,9 @@ def name_hand_changes(diagnosis: an.Diagnosis, state: State) -> None:
     changes = hand_changes.before(state.by_hand, attempt.number, resumed.step if resumed is not None else None)
     if changes:
         diagnosis.evidence[BY_HAND] = hand_changes.evidence(changes, state.last_s)
-        diagnosis.why = f"{diagnosis.why}; changed by hand before: {hand_changes.said(changes[-1])}".removeprefix("; ")
+        last = next((each for each in reversed(changes) if each.changes), None)
+        before = f"; changed by hand before: {hand_changes.said(last)}" if last is not None else ""
+        diagnosis.why = f"{diagnosis.why}{before}".removeprefix("; ")
 
 
 def conclude(case: Case) -> an.Diagnosis:

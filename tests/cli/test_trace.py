@@ -94,6 +94,13 @@ def test_where_nobody_answers(ctl: Ctl, traced: FakeSupervisor) -> None:
     assert ctl("trace", "on", code=1) == "Rank 1: it is stopped\n"
 
 
+def test_many_ranks_of_which_there_is_nothing_and_those_that_were_not_asked(ctl: Ctl, traced: FakeSupervisor) -> None:
+    missing = {**dict.fromkeys(map(str, range(63)), "it has not imported torch"), "63": "it is stopped"}
+    traced.answers["examine"] = Answer(is_ok=True, data={"ranks": {}, "missing": missing, "nodes": {}, "left_out": 936})
+    assert ctl("trace", "on", code=1) == "Ranks 0-62: it has not imported torch\nRank 63: it is stopped\n"
+    assert "936 more were not" in ctl.err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [["--steps", "0"], ["--steps", "1001"], ["--seconds", "nan"], ["--seconds", "601"], ["--ranks", "x"],

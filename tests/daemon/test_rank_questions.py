@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,9 +10,11 @@ from typing import Any, cast
 import pytest
 
 from guardrun.hooks.wire.examinations import MAX_TRACE_BYTES
+from guardrun.supervisor.daemon import store_room
 from guardrun.supervisor.daemon.module_traces import answer_bytes
 from guardrun.supervisor.daemon.rank_questions import QuestionsContext, QuestionsNode, RankQuestions
 from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.events import OpenFiles
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.fleet.transport.envelopes import MAX_BODY_BYTES
 from guardrun.supervisor.rundir.profiles import read_summaries
@@ -48,13 +51,15 @@ class Supervisor:
         self.fed: list[ev.Event] = []
         self.sent: list[Answer] = []
         self.rows: list[Any] = []
+        self.ranks = {0: rank(0, "node-a"), 1: rank(1, "node-a")}
         self.state = SimpleNamespace(phase=Phase.RUNNING, attempt=SimpleNamespace(number=2))
         others = [rank(2, "node-b"), rank(3, "node-b")]
         node = SimpleNamespace(
-            ingest=SimpleNamespace(ranks={0: rank(0, "node-a"), 1: rank(1, "node-a")}, rows=lambda: self.rows),
+            ingest=SimpleNamespace(ranks=self.ranks, rows=lambda: self.rows),
             examinations=self.here,
             feed=self.fed.append,
             run_dir=run_dir,
+            run_file=SimpleNamespace(launcher_pid=os.getpid()),
             clock=SimpleNamespace(now=lambda: 12.5),
             pool=SimpleNamespace(submit=lambda work: work()),
             post=lambda call: call(),
@@ -229,6 +234,40 @@ def test_rates_are_changed_on_all_ranks_at_a_step_to_come() -> None:
     ended = run.fed[1]
     assert isinstance(ended, ev.HandChangeEnded) and (ended.id, ended.outcome) == (asked.id, "done")
     assert (ended.step, ended.changes) == (64, ["a"])
+
+
+@pytest.mark.parametrize(("free", "most"), [(10, 256), (600, 344), (None, 999_744)])
+def test_as_many_ranks_change_rates_as_the_process_with_the_store_has_room_for(
+    free: int | None, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {os.getpid(): OpenFiles(5000, 5000 + free if free else 0), 0: OpenFiles(1, 1_000_001)}
+    monkeypatch.setattr(store_room, "read_open_files", limits.get)
+    run = Supervisor()
+    run.state.attempt.step = 40
+    run.ranks |= {number: ev.Rank(global_rank=number, local_rank=0, pid=0, node="node-a") for number in range(2, 300)}
+    run.state.world_size, run.state.attempt.ranks = len(run.ranks), {}
+    if most < len(run.ranks):
+        assert f"300 ranks would have to agree: the process that has torch's store may have room for {most} more" in (
+            run.refusal(ranks="all", what="rate", seconds=0)
+        )
+        return
+    run.ask(ranks="all", what="rate", arguments={"mode": "set", "value": 0.1}, seconds=0)
+    ((numbers, _, arguments, _),) = run.here.asked
+    assert (len(numbers), arguments["most"]) == (300, min(most, 999_744))
+
+
+def test_of_many_ranks_the_first_are_asked_which_is_said() -> None:
+    run = Supervisor()
+    run.ranks |= {number: ev.Rank(global_rank=number, local_rank=0, pid=0, node="node-a") for number in range(2, 300)}
+    run.ask(ranks="all")
+    ((numbers, *_),) = run.here.asked
+    run.here.done({}, dict.fromkeys(numbers, "it is stopped"))
+    assert numbers == list(range(64)) and run.sent[0].data["left_out"] == 236
+
+
+def test_where_nobody_can_see_that_process_few_ranks_do() -> None:
+    assert store_room.count_room([]) == store_room.count_room([os.getpid(), 2**30]) == store_room.UNSEEN
+    assert store_room.count_room([os.getpid()]) >= store_room.UNSEEN
 
 
 def test_rates_that_are_not_changed_and_ranks_that_are_missing() -> None:

@@ -17,6 +17,7 @@ from guardrun.supervisor.cli.base.verb import (
     this_node,
 )
 from guardrun.supervisor.client.supervisor_client import TIMEOUT_S, Unreachable, ask
+from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.rundir.run_directory import RunFile
 
 ALL = "all"
@@ -79,6 +80,9 @@ def examine(call: Call, what: str, ranks: list[int] | str, arguments: dict[str, 
     """
     asked = {"ranks": ranks, "what": what, "arguments": arguments, "seconds": seconds, "who": who_asks(call)}
     data = ask_run(call, "examine", asked, seconds + EXAMINED_S)
+    left_out = data.get("left_out")
+    if isinstance(left_out, int) and left_out > 0:
+        call.out.aside(f"the first ranks were asked, and {left_out:,} more were not: name them to ask these")
     try:
         return Examined(
             data,
@@ -92,8 +96,11 @@ def examine(call: Call, what: str, ranks: list[int] | str, arguments: dict[str, 
 
 def print_missing(out: Output, missing: Mapping[int, str]) -> None:
     """Say of which ranks there is nothing, and why."""
+    alike: dict[str, list[int]] = {}
     for rank, why in sorted(missing.items()):
-        out.line(f"Rank {rank}: {why}", "yellow")
+        alike.setdefault(why, []).append(rank)
+    for why, ranks in alike.items():
+        out.line(f"Rank{'s' if len(ranks) > 1 else ''} {rank_list(ranks)}: {why}", "yellow")
 
 
 def not_understood(error: Exception) -> CtlError:

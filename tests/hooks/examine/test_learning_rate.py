@@ -208,7 +208,7 @@ class Job:
 
     def __init__(self, ranks: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch) -> None:
         self.store = HashStore()
-        monkeypatch.setattr(LearningRate, "_meet", lambda one, name: Agreement(self.store, 2))
+        monkeypatch.setattr(LearningRate, "_meet", lambda one, name, most: Agreement(self.store, 2))
         self.trainings = [Training(ranks(number)) for number in range(2)]
 
     def run(self, steps: tuple[int, int], at_step: int = 3, seconds: float = 60.0) -> list[dict[str, Any] | str]:
