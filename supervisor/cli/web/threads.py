@@ -1,0 +1,70 @@
+"""Work that may wait for a disk or a supervisor, in threads of which there are only so many at once."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+class Threads:
+    """Runs functions in threads that nobody waits for at the end: a dead file system must not hold that up."""
+
+    def __init__(self, most: int) -> None:
+        self._gate = asyncio.Semaphore(most)
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """What work answers, or raises. To be called from tasks that are never cancelled."""
+        async with self._gate:
+            loop = asyncio.get_running_loop()
+            found: asyncio.Future[T] = loop.create_future()
+
+            def body() -> None:
+                try:
+                    answer = work()
+                except BaseException as error:
+                    self._hand(loop, found.set_exception, error)
+                else:
+                    self._hand(loop, found.set_result, answer)
+
+            threading.Thread(target=body, name="web", daemon=True).start()
+            return await found
+
+    @staticmethod
+    def _hand(loop: asyncio.AbstractEventLoop, to: Callable[..., None], what: object) -> None:
+        with suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(to, what)
+
+
+class Latest:
+    """The newest that some work has answered; the work is done again when somebody asks and it is due."""
+
+    def __init__(self, threads: Threads, work: Callable[[], tuple[bytes, float]], clock: Callable[[], float]) -> None:
+        """work: answers a document, and after how many seconds it is due again. It raises nothing."""
+        self._threads, self._work, self._clock = threads, work, clock
+        self._task: asyncio.Task[None] | None = None
+        self._next_s = 0.0
+        self.document: bytes | None = None
+        self.asked_s = clock()
+        """When somebody last wanted it."""
+
+    async def ask(self, wait_s: float, known_wait_s: float) -> bytes | None:
+        """The newest, within wait_s; where there is one already, within known_wait_s. None: nothing yet."""
+        self.asked_s = self._clock()
+        if (self._task is None or self._task.done()) and self.asked_s >= self._next_s:
+            self._task = asyncio.create_task(self._do())
+        if self._task is not None and not self._task.done():
+            await asyncio.wait({self._task}, timeout=wait_s if self.document is None else known_wait_s)
+        return self.document
+
+    def hurry(self) -> None:
+        """It is due now: something has been changed."""
+        self._next_s = 0.0
+
+    async def _do(self) -> None:
+        document, pause_s = await self._threads.run(self._work)
+        self.document, self._next_s = document, self._clock() + pause_s
