@@ -91,13 +91,16 @@ class Browser:
 
     def open(self, page: Path, width: int, is_dark: bool) -> Opened:
         """Load a file at a width in CSS pixels."""
+        return self.visit(page.resolve().as_uri(), width, is_dark)
+
+    def visit(self, url: str, width: int, is_dark: bool) -> Opened:
+        """Load an address likewise."""
         self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = "dark" if is_dark else "light"
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self._events.clear()
-        url = page.resolve().as_uri()
         self._call("Page.navigate", url=url)
         self._wait_for("Page.loadEventFired")
         size = self.evaluate(
@@ -106,7 +109,7 @@ class Browser:
         )
         requests = [e["params"]["request"]["url"] for e in self._events if e["method"] == "Network.requestWillBeSent"]
         return Opened(
-            size["scroll"], size["width"], size["height"], [r for r in requests if r != url], self._troubles()
+            size["scroll"], size["width"], size["height"], [r for r in requests if r != url], self.troubles()
         )
 
     def evaluate(self, expression: str) -> Any:
@@ -122,7 +125,8 @@ class Browser:
         answer = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(answer["data"]))
 
-    def _troubles(self) -> list[str]:
+    def troubles(self) -> list[str]:
+        """What the page has got wrong since it was opened."""
         found = []
         for event in self._events:
             params = event["params"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+import time
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from guardrun.supervisor.cli.web.orders import ORDERS
 from guardrun.supervisor.cli.web.reports import Tickets, make_run_page, read_incident_page
 from guardrun.supervisor.cli.web.runs import KNOWN_WAIT_S, WAIT_S, Runs, Shown
 from guardrun.supervisor.cli.web.watched_run import encode
+from guardrun.supervisor.report.elements.html_page import STYLE
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -115,6 +117,8 @@ class App:
             if page is None:
                 return _trouble(404, "this page was fetched already, or is too old: open it anew")
             return Reply(page, 200, "text/html; charset=utf-8", REPORT_HEADERS)
+        if path == "/page/house.css":
+            return Reply(STYLE.encode(), 200, "text/css; charset=utf-8")
         file = PAGE / "index.html" if path == "/" else self._files.get(path)
         if file is None:
             return _trouble(404, "there is no such page")
@@ -207,7 +211,7 @@ async def _read_body(headers: Headers, receive: Receive) -> bytes:
 
 async def _send(send: Send, reply: Reply, headers: Headers, *, is_head: bool) -> None:
     status, body, told = reply.status, reply.body, dict(reply.headers)
-    told["Content-Type"] = reply.content_type
+    told |= {"Content-Type": reply.content_type, "X-Guardrun-Now": f"{time.time():.2f}"}
     if status == 200:
         told["ETag"] = f'"{hashlib.blake2b(body, digest_size=16).hexdigest()}"'
         if headers.one("if-none-match") == told["ETag"]:
