@@ -13,10 +13,12 @@ import os
 import select
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.processes import descendants, kill, read_process
+from tests.support.waiting import wait_until
 
 ANSWER_S = 60.0
 _FLAGS = (
@@ -108,15 +110,29 @@ class Browser:
             " height: document.documentElement.scrollHeight})"
         )
         requests = [e["params"]["request"]["url"] for e in self._events if e["method"] == "Network.requestWillBeSent"]
-        return Opened(
-            size["scroll"], size["width"], size["height"], [r for r in requests if r != url], self.troubles()
-        )
+        return Opened(size["scroll"], size["width"], size["height"], [r for r in requests if r != url], self.troubles())
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression in the page, as JSON has it."""
         answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
+
+    def wait_for_text(self, texts: Sequence[str], timeout_s: float = 60.0) -> str:
+        """What the page shows as soon as it has all of these. Raises AssertionError that has what it shows instead."""
+        found = ""
+
+        def read() -> bool:
+            nonlocal found
+            found = str(self.evaluate("document.body.innerText"))
+            return all(text in found for text in texts)
+
+        try:
+            wait_until(read, timeout_s, "the page", every_s=0.05)
+        except TimeoutError:
+            missing = [text for text in texts if text not in found]
+            raise AssertionError(f"the page does not show {missing}, but:\n{found}") from None
+        return found
 
     def screenshot(self, path: Path, height: int | None = None) -> None:
         """The whole page as a PNG, or its first `height` pixels."""

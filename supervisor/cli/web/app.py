@@ -156,7 +156,7 @@ class App:
             case ["runs", name, "report"]:
                 wanted = _decode(body, ReportWanted).incident
                 run_dir, environ = (await self._find(name)).watched.run_dir, self._runs.environ
-                page = await self._runs.threads.run(
+                page = await self._runs.reports.run(
                     lambda: read_incident_page(run_dir, wanted) if wanted else make_run_page(run_dir, environ)
                 )
                 return Reply(encode({"page": f"/report/{self._tickets.add(page)}"}))

@@ -50,6 +50,7 @@ class Runs:
         self._shown: dict[str, Shown] = {}
         self._cards: dict[str, RunCard] = {}
         self._reading = Threads(MAX_THREADS)
+        self.reports = Threads(1)
         self._refreshing: dict[RunCard, asyncio.Task[None]] = {}
         self._scan: asyncio.Task[None] | None = None
         self._next_scan_s = self._listed_s = 0.0
@@ -131,8 +132,9 @@ class Runs:
         }
         return encode(document)
 
-    def _forget_task(self, card: RunCard, _: asyncio.Task[None]) -> None:
+    def _forget_task(self, card: RunCard, task: asyncio.Task[None]) -> None:
         del self._refreshing[card]
+        task.exception()  # it could not be begun: the next time somebody looks, it is tried again
 
     async def _find_runs(self) -> None:
         """Have a card for each of the newest."""

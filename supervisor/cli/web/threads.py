@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+MAX_WAITING = 256
+AGAIN_S = 5.0
+"""After work that could not be begun."""
 
 
 class Threads:
@@ -16,9 +21,26 @@ class Threads:
 
     def __init__(self, most: int) -> None:
         self._gate = asyncio.Semaphore(most)
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     async def run(self, work: Callable[[], T]) -> T:
-        """What work answers, or raises. To be called from tasks that are never cancelled."""
+        """What work answers, or raises; OSError where too much waits already.
+
+        Whoever waits may be cancelled: the thread goes on, and counts as long as it does.
+        """
+        if len(self._tasks) >= MAX_WAITING:
+            raise OSError(errno.EBUSY, "too much is being waited for: a file system may not answer")
+        task = asyncio.create_task(self._run(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._end)
+        return await asyncio.shield(task)
+
+    def _end(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody may be left to want to know
+
+    async def _run(self, work: Callable[[], T]) -> T:
         async with self._gate:
             loop = asyncio.get_running_loop()
             found: asyncio.Future[T] = loop.create_future()
@@ -66,5 +88,9 @@ class Latest:
         self._next_s = 0.0
 
     async def _do(self) -> None:
-        document, pause_s = await self._threads.run(self._work)
+        try:
+            document, pause_s = await self._threads.run(self._work)
+        except OSError:
+            self._next_s = self._clock() + AGAIN_S
+            return
         self.document, self._next_s = document, self._clock() + pause_s

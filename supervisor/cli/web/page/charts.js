@@ -128,7 +128,7 @@ export class Charts {
       legend: { show: false },
       cursor: { sync: { key: "run" }, drag: { x: false, y: false }, points: { size: 6 } },
       scales: { x: { time: true, range: () => one.range }, y: { range: (_, low, high) => spread(low, high) } },
-      axes: [{ ...axis, size: 20, space: 90, values: (_, splits) => ticks(splits) },
+      axes: [{ ...axis, size: 20, space: 56, values: (_, splits) => ticks(splits) },
         { ...axis, size: 62, space: 34, incrs: words === bytes ? POWERS : undefined, values: (_, splits) => splits.map((value) => words(value)) }],
       series: [{}, ...shown.map(([, what], n) => ({ label: what, stroke: strokes[n], width: 1.75, spanGaps: true, points: { show: false } }))],
       hooks: { setCursor: [(plot) => one.plot && one.say(plot.cursor.idx ?? null)], drawClear: [(plot) => this.drawMarks(plot)] },

@@ -50,6 +50,8 @@ export class RunView {
     this.body.replaceChildren();
     this.tabs.replaceChildren(...TABS.map(([id, words]) =>
       h("a", { href: this.href(id), "aria-current": id === tab ? "page" : null }, words)));
+    const current = this.tabs.querySelector("[aria-current]");
+    if (current) this.tabs.scrollLeft = current.offsetLeft - this.tabs.offsetLeft - 40;
     if (tab === "stacks" && !this.stacks) this.lookAtStacks();
     this.draw();
   }
@@ -123,17 +125,16 @@ export class RunView {
     }
     this.drawHead(doc);
     const view = doc.view;
-    const sources = view.source === "supervisor" ? `as the supervisor on ${view.node} has it` : `from its folder: ${view.why}`;
-    patch(this.scope, [this.tab, sources, view.ranks.total, view.ranks.nodes], () =>
-      [h("span", {}, `${this.scopeOf(view)}, ${sources}.`)]);
+    patch(this.scope, this.scopeOf(view), (words) => [h("span", {}, `${words}.`)]);
     const draw = { "": "overview", ranks: "ranks", stacks: "stacksView", incidents: "incidents", nodes: "nodesView", modules: "modulesView", log: "log" };
     this[draw[this.tab]](doc, view);
   }
 
   scopeOf(view) {
+    const by = view.source === "supervisor" ? `as the supervisor on ${view.node} has it` : `from its folder: ${view.why}`;
     const all = `all ${plural(view.ranks.total, "rank")} on ${plural(view.ranks.nodes, "node")}`;
-    return { "": `The run as a whole, ${all}`, ranks: `The ranks of attempt ${view.attempt ?? "–"}, ${all}`, stacks: `Stacks, ${all}`,
-      incidents: "What guardrun has found in this run", nodes: `The nodes of this run, ${all}`, modules: "Modules, by the last trace of this run",
+    return { "": `The run as a whole, ${all}, ${by}`, ranks: `The ranks of attempt ${view.attempt ?? "–"}, ${all}, ${by}`, stacks: `Stacks of ${all}, asked for when this view is opened`,
+      incidents: "What guardrun has found in this run, from its folder", nodes: `The nodes of this run, ${all}, ${by}`, modules: "Modules, by the last trace of this run, from its folder",
       log: "What guardrun said and saw, the newest 200 lines, times in UTC" }[this.tab];
   }
 
@@ -146,11 +147,12 @@ export class RunView {
         view.ranks.nodes > 1 ? `${view.ranks.nodes} nodes` : "", `${view.is_over ? "took" : "up"} ${duration(view.uptime_s)}`,
         view.attempt !== null ? `attempt ${view.attempt}` : "", view.checkpoint_step !== null ? `checkpoint at ${count(view.checkpoint_step)}` : "",
       ].filter(Boolean).join(" · ");
+      const state = (view.is_over && view.outcome.split(",")[0]) || view.state;
       return [
-        h("div", { class: "run-head" }, h("span", { class: `state ${tone(view.state)}` }, stateWords(view.state)), h("h1", {}, this.run)),
+        h("div", { class: "run-head" }, h("span", { class: `state ${tone(state)}` }, stateWords(state)), h("h1", {}, this.run)),
         h("p", { class: "where" }, facts),
         view.stall ? h("p", { class: "holds" }, h("b", {}, view.stall), view.outlook ? ` ${view.outlook}` : "") : "",
-        view.outcome ? h("p", { class: "where" }, `${view.outcome}${view.reason ? `: ${view.reason}` : ""}`) : "",
+        view.outcome ? h("p", { class: "where" }, `${stateWords(view.outcome)}${view.reason ? `: ${view.reason}` : ""}`) : "",
         view.source !== "supervisor" && !view.is_over ? h("p", { class: "notice" }, `What is shown may be old: ${view.why}.`) : "",
         view.source === "supervisor" && view.why ? h("p", { class: "notice" }, `The supervisor is silent: ${view.why}.`) : "",
         view.notes.map((note) => h("p", { class: "note" }, note)),
@@ -292,8 +294,8 @@ export class RunView {
       if (told.error) return [head, h("p", { class: "notice" }, told.error)];
       return [head,
         h("p", { class: "soft small" }, "Equal stacks once, innermost first; libraries' frames folded. This is not asked again by itself."),
-        ...told.groups.map((group, n) => h("details", { open: n < 4 && group.kind === "main" }, h("summary", {}, h("b", {}, `${group.kind === "main" ? "" : `${group.name || group.kind}, `}rank${group.count === 1 ? "" : "s"} ${group.ranks}`),
-          group.note ? h("span", { class: "soft" }, ` – ${group.note}`) : "", group.holds_gil ? h("span", { class: "warn-text" }, " – holds the GIL") : ""),
+        ...told.groups.map((group, n) => h("details", { open: n < 4 && group.kind === "main thread" }, h("summary", {}, h("b", {}, `${group.kind === "main thread" ? "" : `${group.name || group.kind}, `}rank${group.count === 1 ? "" : "s"} ${group.ranks}`),
+          innermost(group), group.note ? h("span", { class: "soft" }, ` – ${group.note}`) : "", group.holds_gil ? h("span", { class: "warn-text" }, " – holds the GIL") : ""),
         h("ol", { class: "stack" }, group.frames.map((frame) => frame.folded !== undefined ? h("li", { class: "soft" }, frame.folded)
           : h("li", {}, h("span", { class: "mine" }, frame.function), h("span", { class: "file" }, ` ${frame.file}:${(frame.lines || []).join(",")}`)))))),
         told.left_out ? h("p", { class: "soft" }, `${plural(told.left_out, "group")} more: guardctl stacks`) : "",
@@ -314,7 +316,7 @@ export class RunView {
   incidents(doc) {
     if (this.more) return this.oneIncident(doc);
     patch(this.part("list"), doc.incidents, (found) => found.length ? found.map((one) => this.incident(one)) : [h("p", { class: "soft" }, "None. What guardrun finds is told here.")]);
-    this.part("report", () => this.reportPart("", "The run's report", "One page of the whole run: every attempt, what each rank did over time, where the time went. It is made from the whole journal, which takes some seconds."));
+    this.part("report", () => this.reportPart("", "The run's report", "One page of the whole run: every attempt, what each rank did over time, where the time went. It is made anew from the whole journal, which takes some seconds."));
   }
 
   oneIncident(doc) {
@@ -334,20 +336,26 @@ export class RunView {
   reportPart(incident, title, words) {
     const frame = h("div", { class: "frame" });
     return h("section", {}, h("div", { class: "section-head" }, h("h2", {}, title), h("button", { onclick: () => this.openReport(frame, incident) }, "Show")),
-      h("p", { class: "soft small" }, words, " It lies in the run's folder, where the script may write too: it is shown shut in, without any script."), frame);
+      h("p", { class: "soft small" }, words, " What it holds is the run's: it is shown shut in, without any script, and its links lead nowhere."), frame);
   }
 
   // The rest ----------------------------------------------------------------------------------------------------------
 
   nodesView() {
-    patch(this.part("nodes"), this.nodes, (nodes) => {
+    const nodes = this.nodes;
+    const few = nodes && nodes.total <= 16;
+    patch(this.part("nodes"), nodes, () => {
       if (!nodes) return [h("p", { class: "soft" }, "Asking …")];
-      return [h("h2", {}, `${plural(nodes.total, "node")}${nodes.odd ? `, ${count(nodes.odd)} of note, those first` : ""}`), table([
+      const shown = few ? nodes.rows : nodes.rows.filter((row) => row.tone > 0);
+      return [h("h2", {}, `${plural(nodes.total, "node")}${nodes.odd ? `, ${count(nodes.odd)} of note` : ", none of note"}`), shown.length ? table([
         ["Node", (row) => row.node], ["Role", (row) => row.role], ["Standing", (row) => [row.standing, row.why].filter(Boolean).join(": ")], ["Ranks", (row) => count(row.ranks), "number"],
-        ["Stand out", (row) => (row.odd ? count(row.odd) : ""), "number"], ["Heard", (row) => opt(row.age_s, (n) => `${duration(n)} ago`), "number"],
+        ["Stand out", (row) => (row.odd ? count(row.odd) : ""), "number"], ["Heard", (row) => opt(row.age_s, (n) => `${ageWords(n)} ago`), "number"],
         ["Hottest", (row) => opt(row.temp_c, (n) => `${count(n)} °C`), "number"], ["Findings", (row) => row.findings.join(" "), "wide"],
-      ], nodes.rows, (row) => ROW_TONES[row.tone]), nodes.total > nodes.rows.length ? h("p", { class: "soft" }, `${count(nodes.total - nodes.rows.length)} more, where nothing stands out.`) : h("span")];
+      ], shown, (row) => ROW_TONES[row.tone]) : h("span")];
     });
+    const others = nodes && !few ? nodes.rows.filter((row) => row.tone === 0).map((row) => `${row.node} (${row.ranks})`) : [];
+    patch(this.part("others"), [others, nodes && nodes.total - nodes.rows.length], ([names, more]) => names.length ? [h("details", {}, h("summary", {}, "Those of which there is nothing to say, with how many ranks each has"),
+      h("p", { class: "names" }, names.map((name) => h("span", {}, name)), more > 0 ? h("span", {}, `and ${count(more)} more`) : ""))] : []);
   }
 
   modulesView(doc, view) {
@@ -364,6 +372,13 @@ export class RunView {
   log(doc, view) {
     patch(this.part("log"), view.log, (lines) => lines.length ? [logLines(lines.slice().reverse())] : [h("p", { class: "soft" }, "Nothing yet.")]);
   }
+}
+
+/** ` in fetch (train.py:73)`: of a group's stack, where it is in the user's code. */
+function innermost(group) {
+  const frames = group.frames.filter((one) => one.folded === undefined);
+  const frame = frames.find((one) => !/\/(site|dist)-packages\/|\/lib\/python3/.test(one.file)) || frames[0];
+  return frame ? ` in ${frame.function} (${frame.file.split("/").at(-1)}:${(frame.lines || []).join(",")})` : "";
 }
 
 function logLines(lines) {
