@@ -57,10 +57,15 @@ class WebClient:
         self, method: str, path: str, body: bytes | None = None, token: str | None = None, **headers: str | None
     ) -> Response:
         """One request as the page would send it. headers: `sec_fetch_site`, …; None: not sent. token: another one."""
+        return self._ask(method, path, body, self.token if token is None else token, headers)
+
+    def _ask(
+        self, method: str, path: str, body: bytes | None, token: str, headers: Mapping[str, str | None]
+    ) -> Response:
         sent = {
             "Host": f"127.0.0.1:{self.port}",
             "Accept-Encoding": "gzip",
-            "X-Guardrun-Token": self.token if token is None else token,
+            "X-Guardrun-Token": token,
             **({"Origin": self.base, "Content-Type": "application/json"} if method == "POST" else {}),
         }
         given = {name.replace("_", "-").title(): value for name, value in headers.items()}
@@ -83,10 +88,10 @@ class WebClient:
         )
 
     def get(self, path: str, **headers: str | None) -> Response:
-        return self.ask("GET", path, **headers)
+        return self._ask("GET", path, None, self.token, headers)
 
     def post(self, path: str, data: Any = None, **headers: str | None) -> Response:
-        return self.ask("POST", path, json.dumps({} if data is None else data).encode(), **headers)
+        return self._ask("POST", path, json.dumps({} if data is None else data).encode(), self.token, headers)
 
 
 def environment(runtime: Path, **changes: str) -> dict[str, str]:

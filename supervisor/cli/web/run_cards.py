@@ -37,7 +37,6 @@ class RunCard:
         self.run_dir, self._node = run_dir, node
         self._shelf = IncidentShelf(run_dir)
         self._stamp: object = None
-        self._was_alive: bool | None = None
         self.card: dict[str, Any] = {}
         """Empty: there is no run of this user's any more."""
         self.next_s = -math.inf

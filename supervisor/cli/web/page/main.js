@@ -45,6 +45,7 @@ function go() {
   for (const [path, every, take] of view.questions()) {
     pollers.push(new Poller(path, every, (data) => { take(data); tick(); }, onTrouble));
   }
+  if (view.reveal) view.reveal();
   view.again = () => pollers.forEach((one) => one.soon());
   tick();
 }

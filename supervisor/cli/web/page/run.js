@@ -25,10 +25,12 @@ export class RunView {
     this.points = new Points();
     this.charts = null;
     this.head = h("div");
+    this.heads = {};
+    this.wrong = h("div");
     this.tabs = h("nav", { class: "tabs", "aria-label": "views of the run" });
     this.scope = h("p", { class: "where" });
     this.body = h("div");
-    this.root = h("div", {}, this.head, this.tabs, this.scope, this.body);
+    this.root = h("div", {}, this.wrong, this.head, this.tabs, this.scope, this.body);
     this.again = () => {};
     this.show(tab, more);
   }
@@ -50,10 +52,14 @@ export class RunView {
     this.body.replaceChildren();
     this.tabs.replaceChildren(...TABS.map(([id, words]) =>
       h("a", { href: this.href(id), "aria-current": id === tab ? "page" : null }, words)));
-    const current = this.tabs.querySelector("[aria-current]");
-    if (current) this.tabs.scrollLeft = current.offsetLeft - this.tabs.offsetLeft - 40;
     if (tab === "stacks" && !this.stacks) this.lookAtStacks();
     this.draw();
+  }
+
+  /** On a narrow screen, what is shown is among the tabs that are seen. */
+  reveal() {
+    const current = this.tabs.querySelector("[aria-current]");
+    if (current) this.tabs.scrollLeft = current.offsetLeft - this.tabs.offsetLeft - 40;
   }
 
   part(name, make = () => h("section")) {
@@ -120,9 +126,10 @@ export class RunView {
     const doc = this.doc;
     if (!doc) return;
     if (doc.error !== undefined) {
-      patch(this.head, doc.error, () => [h("h1", {}, this.run), h("p", { class: "notice" }, doc.error)]);
+      patch(this.wrong, doc.error, () => h("p", { class: "notice" }, `${this.run}: ${doc.error}`));
       return;
     }
+    patch(this.wrong, "", () => "");
     this.drawHead(doc);
     const view = doc.view;
     patch(this.scope, this.scopeOf(view), (words) => [h("span", {}, `${words}.`)]);
@@ -138,29 +145,31 @@ export class RunView {
       log: "What guardrun said and saw, the newest 200 lines, times in UTC" }[this.tab];
   }
 
+  /** In pieces that change at different times: a button must not be exchanged under a finger. */
   drawHead(doc) {
     const view = doc.view;
-    patch(this.head, [view.state, view.step, view.world_size, view.ranks.nodes, Math.floor(view.uptime_s), view.attempt, view.checkpoint_step,
-      view.stall, view.outlook, view.notes, view.outcome, view.reason, view.is_held, view.why, view.source, doc.acts], () => {
-      const facts = [
-        view.step !== null ? `step ${count(view.step)}` : "", plural(view.world_size || view.ranks.total, "rank"),
-        view.ranks.nodes > 1 ? `${view.ranks.nodes} nodes` : "", `${view.is_over ? "took" : "up"} ${duration(view.uptime_s)}`,
-        view.attempt !== null ? `attempt ${view.attempt}` : "", view.checkpoint_step !== null ? `checkpoint at ${count(view.checkpoint_step)}` : "",
-      ].filter(Boolean).join(" · ");
-      const state = (view.is_over && view.outcome.split(",")[0]) || view.state;
-      return [
-        h("div", { class: "run-head" }, h("span", { class: `state ${tone(state)}` }, stateWords(state)), h("h1", {}, this.run)),
-        h("p", { class: "where" }, facts),
-        view.stall ? h("p", { class: "holds" }, h("b", {}, view.stall), view.outlook ? ` ${view.outlook}` : "") : "",
-        view.outcome ? h("p", { class: "where" }, `${stateWords(view.outcome)}${view.reason ? `: ${view.reason}` : ""}`) : "",
-        view.source !== "supervisor" && !view.is_over ? h("p", { class: "notice" }, `What is shown may be old: ${view.why}.`) : "",
-        view.source === "supervisor" && view.why ? h("p", { class: "notice" }, `The supervisor is silent: ${view.why}.`) : "",
-        view.notes.map((note) => h("p", { class: "note" }, note)),
-        this.actions(view),
-        doc.acts.slice(0, 1).map((act) => h("p", { class: act.state === "failed" ? "notice" : "soft small" },
-          `${act.order} at ${clock(act.at)}: ${act.state === "asking" ? "is being asked" : act.text}`)),
-      ].flat().filter((one) => one !== "");
-    });
+    const piece = (name) => {
+      if (!this.heads[name]) this.head.append(this.heads[name] = h("div"));
+      return this.heads[name];
+    };
+    const state = (view.is_over && view.outcome.split(",")[0]) || view.state;
+    patch(piece("state"), state, () => h("div", { class: "run-head" }, h("span", { class: `state ${tone(state)}` }, stateWords(state)), h("h1", {}, this.run)));
+    const facts = [
+      view.step !== null ? `step ${count(view.step)}` : "", plural(view.world_size || view.ranks.total, "rank"),
+      view.ranks.nodes > 1 ? `${view.ranks.nodes} nodes` : "", `${view.is_over ? "took" : "up"} ${duration(view.uptime_s)}`,
+      view.attempt !== null ? `attempt ${view.attempt}` : "", view.checkpoint_step !== null ? `checkpoint at ${count(view.checkpoint_step)}` : "",
+    ].filter(Boolean).join(" · ");
+    patch(piece("facts"), facts, () => h("p", { class: "where" }, facts));
+    patch(piece("said"), [view.stall, view.outlook, view.outcome, view.reason, view.source, view.why, view.notes], () => [
+      view.stall ? h("p", { class: "holds" }, h("b", {}, view.stall), view.outlook ? ` ${view.outlook}` : "") : "",
+      view.outcome ? h("p", { class: "where" }, `${stateWords(view.outcome)}${view.reason ? `: ${view.reason}` : ""}`) : "",
+      view.source !== "supervisor" && !view.is_over ? h("p", { class: "notice" }, `What is shown may be old: ${view.why}.`) : "",
+      view.source === "supervisor" && view.why ? h("p", { class: "notice" }, `The supervisor is silent: ${view.why}.`) : "",
+      view.notes.map((note) => h("p", { class: "note" }, note)),
+    ]);
+    patch(piece("actions"), [view.is_over, view.is_held], () => this.actions(view));
+    patch(piece("act"), doc.acts[0] || null, (act) => act ? h("p", { class: act.state === "failed" ? "notice" : "soft small" },
+      `${act.order} at ${clock(act.at)}: ${act.state === "asking" ? "is being asked" : act.text}`) : "");
   }
 
   actions(view) {
