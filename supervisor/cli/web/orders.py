@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from guardrun.hooks.wire.examinations import STOP
 from guardrun.supervisor.cli.base.asking import ALL, ask_run, examine, who_asks
 from guardrun.supervisor.cli.base.output import Output
 from guardrun.supervisor.cli.base.some_steps import SECONDS, STEPS
@@ -35,7 +34,6 @@ ORDERS: dict[str, str] = {
     "unhold": "no longer held: guardrun acts again",
     "restart": "asked: this attempt ends, and the next goes on from the newest checkpoint",
     "trace": f"{STEPS} steps are traced; see modules",
-    "untrace": "called off",
 }
 """What can be asked for, and what is said once it has been."""
 
@@ -94,9 +92,6 @@ class Orders:
             if not examined.ranks:
                 raise CtlError(next(iter(examined.missing.values()), "no rank was there to trace"))
             return f"{len(examined.ranks)} ranks traced" if len(examined.ranks) != 1 else "one rank traced"
-        if order == "untrace":
-            examined = examine(call, STOP, ALL, {"what": WHAT}, 0.0)
-            return ORDERS[order] if examined.ranks else "nothing is being traced"
         data = ask_run(call, order, {"who": who_asks(call)})
         return str(data.get("text") or ORDERS[order])[:1000]
 

@@ -49,17 +49,16 @@ class Threads:
                 try:
                     answer = work()
                 except BaseException as error:
-                    self._hand(loop, found.set_exception, error)
+                    hand(found.set_exception, error)
                 else:
-                    self._hand(loop, found.set_result, answer)
+                    hand(found.set_result, answer)
+
+            def hand(to: Callable[[Any], None], what: object) -> None:
+                with suppress(RuntimeError):  # the loop has ended meanwhile
+                    loop.call_soon_threadsafe(lambda: None if found.done() else to(what))
 
             threading.Thread(target=body, name="web", daemon=True).start()
             return await found
-
-    @staticmethod
-    def _hand(loop: asyncio.AbstractEventLoop, to: Callable[..., None], what: object) -> None:
-        with suppress(RuntimeError):  # the loop has ended meanwhile
-            loop.call_soon_threadsafe(to, what)
 
 
 class Latest:

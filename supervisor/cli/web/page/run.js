@@ -145,6 +145,13 @@ export class RunView {
       log: "What guardrun said and saw, the newest 200 lines, times in UTC" }[this.tab];
   }
 
+  /** The hang that a run is in which nobody has ended: it is told as an incident, and no longer as a stall. */
+  openHang(doc) {
+    const last = doc.incidents[0];
+    const stands = ["suspicious", "stalled", "held"].includes(doc.view.state);
+    return last && stands && last.kind === "hang" && !last.recovered ? last : null;
+  }
+
   /** In pieces that change at different times: a button must not be exchanged under a finger. */
   drawHead(doc) {
     const view = doc.view;
@@ -160,8 +167,10 @@ export class RunView {
       view.attempt !== null ? `attempt ${view.attempt}` : "", view.checkpoint_step !== null ? `checkpoint at ${count(view.checkpoint_step)}` : "",
     ].filter(Boolean).join(" · ");
     patch(piece("facts"), facts, () => h("p", { class: "where" }, facts));
-    patch(piece("said"), [view.stall, view.outlook, view.outcome, view.reason, view.source, view.why, view.notes], () => [
+    const hang = view.stall ? null : this.openHang(doc);
+    patch(piece("said"), [view.stall, hang, view.outlook, view.outcome, view.reason, view.source, view.why, view.notes], () => [
       view.stall ? h("p", { class: "holds" }, h("b", {}, view.stall), view.outlook ? ` ${view.outlook}` : "") : "",
+      hang ? h("p", { class: "holds" }, h("a", { href: this.href("incidents", hang.name) }, hang.summary)) : "",
       view.outcome ? h("p", { class: "where" }, `${stateWords(view.outcome)}${view.reason ? `: ${view.reason}` : ""}`) : "",
       view.source !== "supervisor" && !view.is_over ? h("p", { class: "notice" }, `What is shown may be old: ${view.why}.`) : "",
       view.source === "supervisor" && view.why ? h("p", { class: "notice" }, `The supervisor is silent: ${view.why}.`) : "",
@@ -214,7 +223,8 @@ export class RunView {
 
   drawCurves() {
     if (!this.charts || !this.doc || !this.doc.view) return;
-    const found = this.doc.incidents.map((one) => [epoch(one.onset) ?? epoch(one.detected), "incident", `${one.cause}: ${one.summary}`, epoch(one.recovered)])
+    const open = this.openHang(this.doc);
+    const found = this.doc.incidents.map((one) => [epoch(one.onset) ?? epoch(one.detected), "incident", `${one.cause}: ${one.summary}`, one === open ? Infinity : epoch(one.recovered)])
       .filter(([at]) => at !== null);
     const marks = [...this.doc.marks, ...found];
     this.charts.marks = marks;
