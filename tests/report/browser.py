@@ -103,8 +103,8 @@ class Browser:
         scheme = "dark" if is_dark else "light"
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self._events.clear()
-        self._call("Page.navigate", url=url)
-        self._wait_for("Page.loadEventFired")
+        if "loaderId" in self._call("Page.navigate", url=url):  # else it is another place of the page that is shown
+            self._wait_for("Page.loadEventFired")
         size = self.evaluate(
             "({scroll: document.documentElement.scrollWidth, width: document.documentElement.clientWidth,"
             " height: document.documentElement.scrollHeight})"
