@@ -8,7 +8,7 @@ import { RunsView } from "./runs.js";
 const top_ = document.getElementById("top");
 const main = document.getElementById("main");
 const place = h("span", { class: "place" });
-const fresh = h("span", { class: "fresh", role: "status" });
+const fresh = h("span", { class: "fresh" });
 const lost = h("div", { class: "lost", role: "alert", hidden: true });
 top_.append(h("div", { class: "bar-inner" }, h("a", { class: "brand", href: "#/" }, "guardrun"), place, fresh), lost);
 

@@ -18,7 +18,6 @@ export class RunView {
     this.run = run;
     this.path = `/api/runs/${encodeURIComponent(run)}`;
     this.doc = null;
-    this.got = null;
     this.nodes = null;
     this.modules = null;
     this.stacks = null;
@@ -74,7 +73,7 @@ export class RunView {
 
   questions() {
     const every = () => (this.doc && this.doc.view && this.doc.view.is_over ? 20 : 2);
-    const found = [[this.path, every, (data) => { this.doc = data; this.got = now(); this.draw(); }]];
+    const found = [[this.path, every, (data) => { this.doc = data; this.draw(); }]];
     if (this.tab === "") {
       found.push([() => this.points.path(this.path), every, (data) => { this.points.take(data); this.drawCurves(); }]);
     }

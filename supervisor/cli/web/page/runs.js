@@ -62,7 +62,7 @@ function card(run) {
   return h("a", { class: `card ${tone(run.state)}`, href: `#/run/${encodeURIComponent(run.name)}` },
     h("div", { class: "card-head" }, h("span", { class: `state ${tone(run.state)}` }, stateWords(run.state)), h("strong", {}, run.name)),
     h("div", { class: "facts" }, facts.map(([value, name, words]) => h("span", {}, h("b", {}, words(value)), ` ${name}`)),
-      run.uptime_s ? h("span", {}, run.is_alive ? "up " : "took ", h("b", {}, duration(run.uptime_s))) : ""),
+      run.uptime_s ? h("span", {}, run.is_alive ? "up " : ["unfinished", "elsewhere"].includes(run.state) ? "known for " : "took ", h("b", {}, duration(run.uptime_s))) : ""),
     run.said ? h("p", { class: `said ${tone(run.state)}` }, run.said) : "",
     last ? h("p", { class: "soft" }, `Last of ${plural(run.incidents, "incident")}: `, h("b", {}, `${last.cause}`), ` · ${last.summary}`) : "",
     h("p", { class: "soft small" }, `begun ${clock(run.created, false)} on ${run.node}`));
