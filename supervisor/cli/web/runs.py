@@ -18,7 +18,8 @@ from guardrun.supervisor.cli.web.watched_run import WatchedRun, encode
 from guardrun.supervisor.rundir.run_directory import list_runs
 
 MAX_RUNS = 200
-MAX_WATCHED = 6
+MAX_WATCHED, IN_USE_S = 16, 60.0
+"""Runs that are shown at once; one that was looked at so lately makes no room for another: to read it anew costs."""
 MAX_THREADS, MAX_ASKING = 8, 4
 """At once: of what is read and looked at, of what is asked."""
 FORGET_S = 120.0
@@ -74,9 +75,12 @@ class Runs:
                 Latest(self._asking, orders.stacks, time.monotonic),
                 orders,
             )
+        if len(self._shown) >= MAX_WATCHED:
+            oldest = next(iter(self._shown))
+            if time.monotonic() - self._shown[oldest].view.asked_s < IN_USE_S:
+                raise CtlError(f"{MAX_WATCHED} runs are being looked at already: close the page of another")
+            del self._shown[oldest]
         self._shown[name] = shown  # as the last, which is forgotten last
-        while len(self._shown) > MAX_WATCHED:
-            del self._shown[next(iter(self._shown))]
         return shown
 
     def forget(self) -> None:

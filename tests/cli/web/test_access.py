@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from guardrun.supervisor.cli.base.verb import CtlError
 from guardrun.supervisor.cli.web.access import PAGE_HEADERS, REPORT_HEADERS, Headers, find_fault
 from guardrun.supervisor.cli.web.reports import MAX_TICKETS, TICKET_S, Tickets
+from guardrun.supervisor.cli.web.runs import MAX_WATCHED, Runs
 from guardrun.supervisor.cli.web.server import MAX_CONNECTIONS, Connections
 from guardrun.supervisor.cli.web.threads import Latest, Threads
+from tests.cli.conftest import NODE, make_run
 
 TOKEN = "a-token-that-nobody-guesses"
 GOOD = {"host": "127.0.0.1:8760", "x-guardrun-token": TOKEN, "origin": "http://127.0.0.1:8760"}
@@ -156,3 +160,18 @@ def test_however_many_ask_the_work_is_done_once_when_it_is_due() -> None:
         return found
 
     assert asyncio.run(story()) == [b"1"] * 51 + [b"2", b"3"]
+
+
+def test_one_run_too_many_pushes_out_none_that_is_looked_at(tmp_path: Path) -> None:
+    for number in range(MAX_WATCHED + 1):
+        make_run(tmp_path, f"run-{number}")
+
+    async def story() -> list[str]:
+        runs = Runs(tmp_path, NODE, {})
+        for number in range(MAX_WATCHED):
+            await runs.find(f"run-{number}")
+        with pytest.raises(CtlError, match="close the page of another"):
+            await runs.find(f"run-{MAX_WATCHED}")
+        return [(await runs.find(f"run-{number}")).watched.run_dir.name for number in range(MAX_WATCHED)]
+
+    assert len(asyncio.run(story())) == MAX_WATCHED
