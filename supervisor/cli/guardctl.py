@@ -42,10 +42,12 @@ from guardrun.supervisor.cli.verbs import (
     top,
     trace,
 )
+from guardrun.supervisor.cli.web import verb as web
 
 VERBS: tuple[Verb, ...] = (
     status.VERB,
     top.VERB,
+    web.VERB,
     incidents.INCIDENTS,
     incidents.SHOW,
     report.VERB,

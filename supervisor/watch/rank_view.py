@@ -91,7 +91,7 @@ class Ranks(msgspec.Struct, frozen=True, kw_only=True):
 def fold_ranks(status: RunStatus, series: RunSeries) -> Ranks:
     """What is shown of them."""
     ranks = sorted(status.ranks, key=lambda rank: rank.global_rank)
-    culprits = _culprits(status)
+    culprits = culprits_of(status)
     typical = typical_of(ranks, series.steps, culprits)
     judged = [(rank, judge(rank, series.steps.get(rank.global_rank), typical)) for rank in ranks]
     order = sorted(judged, key=lambda one: (-one[1].tone, -one[1].score, one[0].global_rank))
@@ -110,7 +110,7 @@ def fold_ranks(status: RunStatus, series: RunSeries) -> Ranks:
     )
 
 
-def _culprits(status: RunStatus) -> frozenset[int]:
+def culprits_of(status: RunStatus) -> frozenset[int]:
     """Who holds the run up, as the engine has it: by the stall, or by a hang that nobody has ended."""
     who = (status.stall or {}).get("who")
     named = [one.get("rank") for one in who if isinstance(one, dict)] if isinstance(who, list) else []

@@ -24,7 +24,9 @@ MAX_RANKS = 200_000
 MAX_GAUGES = 8192
 MAX_FINDINGS = 256
 MAX_LOG = 1000
+MAX_MARKS = 512
 MAX_TEXT = 1000
+MARKED = ("attempt_started", "checkpoint_saved", "run_continued", "supervisor_restarted")
 SHOWN_GAUGES = ("temperature_c",)
 _STRANGE = (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError)
 """What a line that is none of ours may raise; msgspec's errors are ValueErrors."""
@@ -42,7 +44,13 @@ class Span(msgspec.Struct):
     data_s: float = 0.0
     gc_s: float = 0.0
     loss: float | None = None
-    """Of each report the median of its ranks, and of these the last."""
+    """Of each report the median of its ranks, and of these the last; likewise those that follow, …"""
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    resident: int | None = None
+    """… but memory: bytes, of the rank that has most, on the host …"""
+    allocated: int | None = None
+    """… and on its device."""
 
     def step_time_s(self) -> float | None:
         """Of a step, on average over ranks."""
@@ -57,6 +65,19 @@ class Span(msgspec.Struct):
         self.data_s += other.data_s
         self.gc_s += other.gc_s
         self.loss = self.loss if other.loss is None else other.loss
+        self.grad_norm = self.grad_norm if other.grad_norm is None else other.grad_norm
+        self.learning_rate = self.learning_rate if other.learning_rate is None else other.learning_rate
+        self.resident = _most([other.resident], self.resident)
+        self.allocated = _most([other.allocated], self.allocated)
+
+
+class Mark(NamedTuple):
+    """A moment of a run that a person looks for on a curve."""
+
+    at_s: float
+    kind: str
+    """As the journal calls it: attempt_started, checkpoint_saved, run_continued, supervisor_restarted."""
+    text: str
 
 
 class RankSteps(NamedTuple):
@@ -112,6 +133,9 @@ class RunSeries:
         self.findings: dict[str, Finding] = {}
         """That last, of nodes."""
         self.log: deque[LogLine] = deque(maxlen=MAX_LOG)
+        self.marks: deque[Mark] = deque(maxlen=MAX_MARKS)
+        self.folds = 0
+        """How often older spans have been put together."""
         self.last_s = 0.0
         self.learning_rate: float | None = None
         self.grad_norm: float | None = None
@@ -145,6 +169,8 @@ class RunSeries:
                     continue
                 self._saved = entry.event.step
             self._log_line(entry, *text)
+            if entry.kind in MARKED:
+                self.marks.append(Mark(self.last_s, entry.kind, text[1][:MAX_TEXT]))
         for said in entry.actions_of("say"):
             self._log_line(entry, str(said.get("level", "info")), str(said.get("text", "")))
 
@@ -160,7 +186,11 @@ class RunSeries:
             self._attempt, self._before, self._zero = event.attempt, {}, None
             self.steps, self.memory = {}, {}
         span = self._span()
-        losses, rates, norms = [], [], []
+        losses: list[float | None] = []
+        rates: list[float | None] = []
+        norms: list[float | None] = []
+        resident: list[int | None] = []
+        allocated: list[int | None] = []
         for report in event.ranks:
             if report.spent is not None:
                 self._take_steps(span, report.global_rank, report.spent)
@@ -170,7 +200,13 @@ class RunSeries:
                 rates.append(report.metrics.learning_rate)
             if report.memory is not None or report.device_memory is not None:
                 self._take_memory(report)
+                resident.append(report.memory.own + report.memory.below if report.memory is not None else None)
+                allocated.append(report.device_memory.allocated if report.device_memory is not None else None)
         span.loss = _median(losses, span.loss)
+        span.grad_norm = _median(norms, span.grad_norm)
+        span.learning_rate = _median(rates, span.learning_rate)
+        span.resident = _most(resident, span.resident)
+        span.allocated = _most(allocated, span.allocated)
         self.grad_norm = _median(norms, self.grad_norm)
         self.learning_rate = _median(rates, self.learning_rate)
 
@@ -184,6 +220,7 @@ class RunSeries:
             for first, second in zip(older[::2], older[1::2], strict=True):
                 first.add(second)
             self.spans[: MAX_SPANS // 2] = older[::2]
+            self.folds += 1
         self.spans.append(Span(self.last_s, self.last_s))
         return self.spans[-1]
 
@@ -237,6 +274,10 @@ class RunSeries:
 def _median(values: list[float | None], otherwise: float | None) -> float | None:
     known = [value for value in values if value is not None and math.isfinite(value)]
     return median(known) if known else otherwise
+
+
+def _most(values: Iterable[int | None], otherwise: int | None) -> int | None:
+    return max((value for value in (*values, otherwise) if value is not None), default=None)
 
 
 def _happened(entry: Entry) -> Iterable[tuple[str, str]]:

@@ -13,10 +13,12 @@ import os
 import select
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.support.processes import descendants, kill, read_process
+from tests.support.waiting import wait_until
 
 ANSWER_S = 60.0
 _FLAGS = (
@@ -91,29 +93,46 @@ class Browser:
 
     def open(self, page: Path, width: int, is_dark: bool) -> Opened:
         """Load a file at a width in CSS pixels."""
+        return self.visit(page.resolve().as_uri(), width, is_dark)
+
+    def visit(self, url: str, width: int, is_dark: bool) -> Opened:
+        """Load an address likewise."""
         self._call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = "dark" if is_dark else "light"
         self._call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self._events.clear()
-        url = page.resolve().as_uri()
-        self._call("Page.navigate", url=url)
-        self._wait_for("Page.loadEventFired")
+        if "loaderId" in self._call("Page.navigate", url=url):  # else it is another place of the page that is shown
+            self._wait_for("Page.loadEventFired")
         size = self.evaluate(
             "({scroll: document.documentElement.scrollWidth, width: document.documentElement.clientWidth,"
             " height: document.documentElement.scrollHeight})"
         )
         requests = [e["params"]["request"]["url"] for e in self._events if e["method"] == "Network.requestWillBeSent"]
-        return Opened(
-            size["scroll"], size["width"], size["height"], [r for r in requests if r != url], self._troubles()
-        )
+        return Opened(size["scroll"], size["width"], size["height"], [r for r in requests if r != url], self.troubles())
 
     def evaluate(self, expression: str) -> Any:
         """The value of an expression in the page, as JSON has it."""
         answer = self._call("Runtime.evaluate", expression=expression, returnByValue=True)
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
+
+    def wait_for_text(self, texts: Sequence[str], timeout_s: float = 60.0) -> str:
+        """What the page shows as soon as it has all of these. Raises AssertionError that has what it shows instead."""
+        found = ""
+
+        def read() -> bool:
+            nonlocal found
+            found = str(self.evaluate("document.body.innerText"))
+            return all(text in found for text in texts)
+
+        try:
+            wait_until(read, timeout_s, "the page", every_s=0.05)
+        except TimeoutError:
+            missing = [text for text in texts if text not in found]
+            raise AssertionError(f"the page does not show {missing}, but:\n{found}") from None
+        return found
 
     def screenshot(self, path: Path, height: int | None = None) -> None:
         """The whole page as a PNG, or its first `height` pixels."""
@@ -122,7 +141,8 @@ class Browser:
         answer = self._call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(answer["data"]))
 
-    def _troubles(self) -> list[str]:
+    def troubles(self) -> list[str]:
+        """What the page has got wrong since it was opened."""
         found = []
         for event in self._events:
             params = event["params"]

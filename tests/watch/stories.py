@@ -23,11 +23,16 @@ STALL = (
 )
 
 
-def entry_of(number: int, at_s: float, event: ev.Event, *said: dict[str, str]) -> Entry:
-    """A line of the journal, as it is read."""
+def line_of(number: int, at_s: float, event: ev.Event, *said: dict[str, str]) -> bytes:
+    """A line of the journal."""
     line = {"v": 2, "n": number, "t": at_s, "wall": iso_time(BEGAN_S + at_s), "event": event}
     actions = [{"type": "say", **one} for one in said]
-    found = parse_entry(msgspec.json.encode({**line, **({"actions": actions} if actions else {})}))
+    return msgspec.json.encode({**line, **({"actions": actions} if actions else {})})
+
+
+def entry_of(number: int, at_s: float, event: ev.Event, *said: dict[str, str]) -> Entry:
+    """The same, as it is read."""
+    found = parse_entry(line_of(number, at_s, event, *said))
     assert found is not None
     return found
 
@@ -55,25 +60,33 @@ def report(rank: int, step: int) -> ev.RankReport:
 
 def story(ranks: int, steps: int = 600) -> Iterator[Entry]:
     """Every ten steps all report."""
+    for line in lines(ranks, steps):
+        found = parse_entry(line)
+        assert found is not None
+        yield found
+
+
+def lines(ranks: int, steps: int = 600) -> Iterator[bytes]:
+    """The same, as they lie in the journal."""
     number = 0
     who = [ev.Rank(global_rank=rank, local_rank=rank % 8, pid=4000 + rank, node=node_of(rank)) for rank in range(ranks)]
-    yield entry_of(number, 1.0, ev.AttemptStarted(attempt=0, ranks=who))
+    yield line_of(number, 1.0, ev.AttemptStarted(attempt=0, ranks=who))
     for step in range(10, steps + 1, 10):
         number += 1
         at_s = 1.0 + 0.4 * step
         reports = [report(rank, step) for rank in range(ranks)]
-        yield entry_of(number, at_s, ev.NodeReport(node="node-0", attempt=0, ranks=reports))
+        yield line_of(number, at_s, ev.NodeReport(node="node-0", attempt=0, ranks=reports))
         if step % 200 == 0:
             number += 1
             path = f"/data/out/ckpt_{step}.pt"
             saved = ev.CheckpointSaved(attempt=0, global_rank=0, path=path, step=step, duration_s=1.0)
-            yield entry_of(number, at_s + 0.1, saved)
+            yield line_of(number, at_s + 0.1, saved)
     devices: dict[int, ev.Device | None] = {2: ev.Device(subject="gpu:GPU-2", index=2)}
     gauges = [ev.Gauge(at_s, "gpu:GPU-2", "temperature_c", 71.0), ev.Gauge(at_s, "gpu:GPU-2", "sm_clock_hz", 1.98e9)]
     told = ev.NodeFindingsReported(node="node-0", findings=[], devices=devices, gauges=gauges)
-    yield entry_of(number + 1, at_s + 1, told)
+    yield line_of(number + 1, at_s + 1, told)
     tick = ev.Ticked()
-    yield entry_of(number + 2, at_s + 31, tick, {"text": STALL, "level": "warn"})
+    yield line_of(number + 2, at_s + 31, tick, {"text": STALL, "level": "warn"})
 
 
 def series_of(entries: Iterable[Entry]) -> RunSeries:

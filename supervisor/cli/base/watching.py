@@ -53,7 +53,8 @@ class RunWatch:
         self.run_dir = run_dir
         self._node, self._clock = node, clock
         self._tail = JournalTail(run_dir)
-        self._series = RunSeries()
+        self.series = RunSeries()
+        """What the last look had of the journal, …"""
         self._status: RunStatus | None = None
         self._source = "directory"
         self._why = ""
@@ -64,6 +65,11 @@ class RunWatch:
         """Of which incident, and their ranks."""
         self._stamp: object = None
         """… and what it was like then."""
+
+    @property
+    def status(self) -> RunStatus | None:
+        """… and of the supervisor."""
+        return self._status
 
     def look(self, every_s: float, window_s: float = math.inf) -> Looked:
         """Look once. every_s: how often somebody wants to. Raises CtlError where there is no run any more."""
@@ -80,7 +86,7 @@ class RunWatch:
         if trouble and self._source == "supervisor":
             self._status.state = "unreachable"
             why = f"{trouble}; ranks as they were {duration(self._clock() - self._at_s)} ago"
-        view = make_view(self._status, self._series, source=self._source, why=why, window_s=window_s, notes=notes)
+        view = make_view(self._status, self.series, source=self._source, why=why, window_s=window_s, notes=notes)
         pause_s = 0.0 if trouble else min(TIMES * took_s, MOST_S)
         return Looked(view, self._at_s, max(LEAST_S, every_s, pause_s))
 
@@ -88,7 +94,7 @@ class RunWatch:
         """Read on in the journal. Answers what there is to say of it."""
         skipped = self._tail.skipped_bytes
         try:
-            self._series.feed(self._tail.read())
+            self.series.feed(self._tail.read())
         except OSError as error:
             return [f"the journal can't be read: {error.strerror or error}"]
         left_out = self._tail.skipped_bytes - skipped
