@@ -44,6 +44,7 @@ AS_NOW: dict[str, Any] = {
     "goes_past_limit": False,
     "is_sure": True,
     "isolate_lost_s": 90.0,
+    "jit_s": 30.0,
     **patience("normal"),
 }
 """What a configuration says where the engine's own defaults differ."""
@@ -52,7 +53,14 @@ AS_NOW: dict[str, Any] = {
 def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
     config = load(cwd)
     assert config.as_dict() | {"hang": {}} == {
-        "checkpoint": {"dir": "", "format": "auto", "resume_args": [], "resume_env": {}, "resume_first": False},
+        "checkpoint": {
+            "dir": "",
+            "format": "auto",
+            "resume_args": [],
+            "resume_env": {},
+            "resume_first": False,
+            "jit_s": 30.0,
+        },
         "restart": {"max_restarts": 10, "max_no_progress": 3, "stop_grace_s": 10.0, "gpu_memory_s": 20.0},
         "launcher": {"agent": "guardrun", "linger_s": 60.0, "keep_stderr": True},
         "hang": {},

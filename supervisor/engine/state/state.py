@@ -23,6 +23,7 @@ from guardrun.supervisor.engine.model.verdicts import Poisoned
 from guardrun.supervisor.engine.observation.progress_gaps import Gaps
 from guardrun.supervisor.engine.observation.step_times import BRIEF, StepRate, StepTimes
 from guardrun.supervisor.engine.state.hand_changes import HandChange
+from guardrun.supervisor.engine.state.in_time_save import InTimeSave
 from guardrun.supervisor.engine.state.job_nodes import Fleet
 from guardrun.supervisor.engine.state.memory_save import MemorySave, SaveTimes
 
@@ -189,6 +190,8 @@ class Attempt(msgspec.Struct, kw_only=True):
     going_back: GoingBack | None = None
     poisoned: Poisoned | None = None
     """What it has trained since is of no use, where the user wants rollbacks; whether or not it is ended for it."""
+    in_time: InTimeSave | None = None
+    """The save that its ranks are given time for before they are ended; None: they are not, so far."""
     is_worthless: bool = False
     """It is ended for what it trains: nothing that it would save now is of use, and it may write over what is."""
 
