@@ -93,7 +93,7 @@ def save_with(function: Callable[[], object] | None) -> None:
     """
     rank = _rank.active
     if rank is not None:
-        from guardrun.hooks.saves.just_in_time import register
+        from guardrun.hooks.rank.save_gate import register
 
         register(rank, function)
 

@@ -1,4 +1,4 @@
-"""Has the script's own function save, before the ranks are ended: on a thread of its own (hooks/saves/just_in_time.py).
+"""Has the script's own function save, before the ranks are ended: on a thread of its own (hooks/rank/save_gate.py).
 
 Asked for by the supervisor alone, which stops the ranks once this has answered, or its time is over.
 """
@@ -12,8 +12,8 @@ from _thread import get_ident, start_new_thread
 from time import monotonic_ns
 
 from guardrun.hooks.rank.rank import WAKE, Rank
+from guardrun.hooks.rank.save_gate import SaveGate
 from guardrun.hooks.saves.checkpoint_files import quiet_saves
-from guardrun.hooks.saves.just_in_time import SaveGate
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

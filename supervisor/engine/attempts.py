@@ -138,7 +138,7 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
             note_exit(attempt, rank, code, now_s)
     attempt.alive = 0
     attempt.stopped, attempt.collecting = {}, {}
-    actions = in_time_save.give_up(state, "the ranks have ended")
+    actions = in_time_save.give_up(state, "the ranks have ended") if attempt.in_time is not None else []
     attempt.ended_s = now_s
     if event.survivors:
         actions.append(announce(f"processes {event.survivors} could not be ended, not even by SIGKILL", level="warn"))

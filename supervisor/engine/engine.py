@@ -243,7 +243,6 @@ def _on_hand_change_ended(state: State, event: ev.HandChangeEnded, now_s: float)
 def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
     actions = observe(state, TickBegan(), now_s)
     actions += launcher_orders.on_tick(state, now_s) + node_silence.on_tick(state, now_s)
-    actions += in_time_save.on_tick(state, now_s)
     actions += preemption.on_tick(state, now_s)
     if state.settings.rolls_back:
         actions += going_back.on_tick(state, now_s)
@@ -251,6 +250,8 @@ def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
         actions += memory_save.on_tick(state, now_s)
     if state.phase is Phase.RUNNING:
         actions += resumption.on_report(state, now_s)
+    elif state.phase is Phase.STOPPING:
+        actions += in_time_save.on_tick(state, now_s)
     return actions
 
 

@@ -122,7 +122,7 @@ def on_rank_exited(state: State, event: ev.RankExited, now_s: float) -> list[Act
     at_s = min(event.at_s, now_s)  # another node's clock may be ahead; what it led to cannot come before it
     note_exit(attempt, rank, event.exitcode, at_s)
     if state.phase is not Phase.RUNNING:
-        return in_time_save.on_exited(state, now_s)
+        return in_time_save.on_exited(state, now_s) if attempt.in_time is not None else []
     if event.exitcode != 0 and is_end_of_notice(state, event.exitcode):
         # Those that save by themselves are left the time for it.
         is_over = not attempt.alive or not state.notice.is_forwarded

@@ -223,7 +223,7 @@ def test_flags(cwd: Path) -> None:
 
 def test_settings_carry_every_engine_key(cwd: Path) -> None:
     """A key that the engine has and the configuration has not could not be set by anybody."""
-    text = dict.fromkeys(TABLES, "")
+    text = dict.fromkeys(TABLES, "") | {"checkpoint": "resume_first = true\n"}
     wanted = {}
     for number, field in enumerate(msgspec.structs.fields(Settings), start=1):
         if field.type not in (int, float) or field.name in (*patience("normal"), "look_gap_s", "look_every_s"):
@@ -237,7 +237,7 @@ def test_settings_carry_every_engine_key(cwd: Path) -> None:
         cwd / "guardrun.toml",
         "".join(f"[{table}]\n{keys}" for table, keys in text.items() if keys) + "[policy]\nact = false\n"
         'responses = { gpu_xid_79 = "note" }\n'
-        '[checkpoint]\nresume_first = true\n[launcher]\nagent = "torchrun"\n[gc]\npolicy = "freeze"\n',
+        '[launcher]\nagent = "torchrun"\n[gc]\npolicy = "freeze"\n',
     )
     settings = load(cwd).settings()
     others: dict[str, Any] = {"act": False, "resume_first": True, "is_torchrun_agent": True, "gc_policy": "freeze"}

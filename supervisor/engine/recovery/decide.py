@@ -364,7 +364,7 @@ def stop(state: State, onset_s: float, now_s: float, *, is_well: bool = False) -
     enter(state, Phase.STOPPING)
     state.ledger.reclassify(DETECTING, max(onset_s, attempt.started_s), now_s)
     state.ledger.switch(STOPPING, now_s)
-    saving = in_time.begin(state, now_s) if is_well else None
+    saving = in_time.begin(state, now_s) if is_well and attempt.may_save_in_time else None
     return [saving if saving is not None else order_stop(state, now_s)]
 
 

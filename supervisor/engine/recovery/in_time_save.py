@@ -48,7 +48,6 @@ def on_saved(state: State, event: ev.SavedInTime, now_s: float) -> list[Action]:
     checkpoint = event.checkpoint
     if checkpoint is None:
         return [*_fail(state, event.why, has_begun=event.has_begun), order_stop(state, now_s)]
-    save.is_proven = True
     save.told = {"rank": event.global_rank, "step": checkpoint.step, "path": checkpoint.path}
     save.told["took_s"] = round(event.took_s, 3)
     state.saved_step = max(state.saved_step, checkpoint.step)
@@ -74,7 +73,7 @@ def on_time_skipped(state: State, gap_s: float) -> None:
         state.attempt.in_time.until_s += gap_s
 
 
-def tell(state: State, incident_id: str) -> list[Action]:
+def add_evidence(state: State, incident_id: str) -> list[Action]:
     """What came of it belongs to the incident for which the ranks were ended."""
     save = attempt_of(state).in_time
     if save is None or not save.told:

@@ -23,7 +23,8 @@ def choose(state: State, now_s: float) -> list[Action]:
     if state.attempt is not None and state.attempt.poisoned is not None:
         state.spoiled = rollback.spoiled_until(state, now_s)
         state.attempt.poisoned = None
-    state.spoiled += in_time.spoiled(state, now_s)
+    if state.attempt is not None and state.attempt.in_time is not None:
+        state.spoiled += in_time.spoiled(state.attempt, now_s)
     return [_order(state)]
 
 

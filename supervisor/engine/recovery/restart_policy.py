@@ -30,7 +30,7 @@ def decide_restart(state: State, now_s: float) -> list[Action]:
     attempt = attempt_of(state)
     if attempt.ended_s is None or not state.verdict_incident or state.is_crashing:
         return []
-    told = in_time_save.tell(state, state.verdict_incident)
+    told = in_time_save.add_evidence(state, state.verdict_incident) if attempt.in_time is not None else []
     return told + _decide(state, state.incidents[state.verdict_incident], now_s)
 
 

@@ -17,8 +17,6 @@ class InTimeSave(msgspec.Struct, kw_only=True):
     """The ranks are stopped then, saved or not."""
     told: dict[str, Any] = {}
     """What came of it, as evidence; empty: it goes on."""
-    is_proven: bool = False
-    """There is a whole checkpoint of the step."""
     is_doubtful: bool = False
     """Something may have been written that is not to be resumed from."""
 

@@ -30,6 +30,8 @@ from guardrun.supervisor.engine.state.memory_save import MemorySave, SaveTimes
 SIGNAL, TIME_LIMIT = "signal", "time_limit"
 RESUMED = 32
 """Bit of RankState.milestones: the script has asked guardrun what to resume from."""
+SAVES_IN_TIME = 1024
+"""Another: the script has given save_with() a function."""
 OPENS, IGNORES = "opens", "ignores"
 """What has been learned of a script (engine/recovery/resumption.py)."""
 
@@ -194,6 +196,11 @@ class Attempt(msgspec.Struct, kw_only=True):
     """The save that its ranks are given time for before they are ended; None: they are not, so far."""
     is_worthless: bool = False
     """It is ended for what it trains: nothing that it would save now is of use, and it may write over what is."""
+
+    @property
+    def may_save_in_time(self) -> bool:
+        """Some rank's script has given save_with() a function."""
+        return any(rank.milestones & SAVES_IN_TIME for rank in self.ranks.values())
 
 
 class State(msgspec.Struct, kw_only=True):

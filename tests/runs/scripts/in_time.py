@@ -1,4 +1,4 @@
-"""DDP over gloo, the same numbers each time; saves when guardrun asks for it, by one line, and what may go wrong there."""
+"""DDP over gloo, the same numbers each time; saves by one line when guardrun asks for it, well or badly."""
 
 from __future__ import annotations
 

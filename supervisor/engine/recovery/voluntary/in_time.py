@@ -2,17 +2,15 @@
 
 A wrong checkpoint is worse than none: whatever casts doubt on what the ranks hold speaks against it. What only the
 ranks' node can see is looked at there (supervisor/saving/in_time_save.py), and the rest in the rank
-(hooks/saves/just_in_time.py).
+(hooks/rank/save_gate.py).
 """
 
 from __future__ import annotations
 
 from guardrun.supervisor.engine.model.actions import SaveInTime, Spoiled, ranks_of
 from guardrun.supervisor.engine.state.in_time_save import InTimeSave
-from guardrun.supervisor.engine.state.state import State, attempt_of, next_request
+from guardrun.supervisor.engine.state.state import SAVES_IN_TIME, Attempt, State, attempt_of, next_request
 
-SAVES = 1024
-"""Bit of RankState.milestones: the script has given save_with() a function."""
 FAILED = "it was written by a just-in-time save that failed"
 NO_STEP = 2**62
 """Beyond all steps: only the time tells what is spoilt."""
@@ -34,11 +32,10 @@ def begin(state: State, now_s: float) -> SaveInTime | None:
     )
 
 
-def spoiled(state: State, now_s: float) -> list[Spoiled]:
-    """What a save that is not proven may have left behind; once."""
-    attempt = state.attempt
-    save = attempt.in_time if attempt is not None else None
-    if attempt is None or save is None or not (save.is_doubtful or save.is_pending):
+def spoiled(attempt: Attempt, now_s: float) -> list[Spoiled]:
+    """What a save that is not proven may have left behind; once. Nothing of the attempt is alive."""
+    save = attempt.in_time
+    if save is None or not (save.is_doubtful or save.is_pending):
         return []
     save.is_doubtful, save.told = False, save.told or {"why": "the run was ended"}
     until_s = now_s if attempt.ended_s is None else attempt.ended_s
@@ -50,9 +47,7 @@ def _is_wanted(state: State) -> bool:
     settings, attempt = state.settings, attempt_of(state)
     if settings.jit_s <= 0 or not settings.act or state.is_held or settings.is_torchrun_agent:
         return False
-    if state.notice.cause or state.signum or attempt.is_refused or attempt.is_worthless or attempt.is_cut:
-        return False
-    return any(rank.milestones & SAVES for rank in attempt.ranks.values())
+    return not (state.notice.cause or state.signum or attempt.is_refused or attempt.is_worthless or attempt.is_cut)
 
 
 def _why_not(state: State) -> str:
@@ -79,7 +74,7 @@ def _well(state: State) -> list[int]:
         (rank.error is not None, number)
         for number, rank in attempt.ranks.items()
         if rank.exitcode is None
-        and rank.milestones & SAVES
+        and rank.milestones & SAVES_IN_TIME
         and not rank.has_ended
         and number not in culprits
         and number not in attempt.stopped
