@@ -111,7 +111,7 @@ class SaveGate:
             if self._depth == 0:
                 self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
                 firsts = [group["params"][0] for group in optimizer.param_groups if group["params"]]
-                self._versions = [(parameter, parameter._version) for parameter in firsts]
+                self._versions = [(weakref.ref(parameter), parameter._version) for parameter in firsts]
         except Exception as error:
             self._odd = "its optimizers can't be looked at"
             self._rank.fail("save_with", error)
@@ -171,7 +171,8 @@ class SaveGate:
             return "no backward pass has begun since its last step: what follows a step may not be done"
         if rank.step_now() != step:
             return f"it has finished {rank.step_now()} steps, and others {step}"
-        if any(parameter._version != version for parameter, version in self._versions):
+        known = [(reference(), version) for reference, version in self._versions]
+        if any(parameter is None or parameter._version != version for parameter, version in known):
             return "something has changed its parameters since its last step"
         return why_not_whole(rank, list(self._counts))
 

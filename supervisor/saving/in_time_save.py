@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import SAVE
 from guardrun.supervisor.base.log import log
+from guardrun.supervisor.collect.host.procfs import read_stat
 from guardrun.supervisor.collect.ranks.boards import BoardReader, step_of
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
@@ -103,7 +104,7 @@ class InTimeSaves:
         def wait() -> None:
             while time.monotonic_ns() < until_ns and not is_told:
                 words = board.read()
-                if words is None or words[Field.EXAMINE_GIVEN] != before:
+                if words is None or words[Field.EXAMINE_GIVEN] != before or read_stat(words[Field.PID]) is None:
                     self._node.post(self._node.examinations.sample)
                     return
                 time.sleep(POLL_S)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -45,7 +46,7 @@ class Node:
     def _board(self, number: int) -> Board:
         create_board(str(self.folder / board_name(0, number)))
         board = Board(str(self.folder / board_name(0, number)))
-        board.words[Field.STEP] = STEP
+        board.words[Field.STEP], board.words[Field.PID] = STEP, os.getpid()
         return board
 
     def _ask(self, number: int, what: str, arguments: dict[str, Any], seconds: float, done: Any) -> None:
@@ -136,6 +137,13 @@ def test_one_that_is_not_heard_yet_is_looked_for_often(node: Node) -> None:
     assert node.save() is None
     assert node.samples == 0
     node.boards[0].words[Field.EXAMINE_GIVEN] = 1
+    wait_until(lambda: node.samples == 1, 20, "it to be looked")
+
+
+def test_one_that_dies_meanwhile_is_not_waited_for(node: Node) -> None:
+    node.answers[0] = None
+    node.boards[0].words[Field.PID] = 2**22 + 1  # above what the kernel gives out
+    node.save()
     wait_until(lambda: node.samples == 1, 20, "it to be looked")
 
 

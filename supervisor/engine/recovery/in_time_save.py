@@ -15,10 +15,10 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery.decide import announce, order_stop
+from guardrun.supervisor.engine.recovery.requeue import note_saved
+from guardrun.supervisor.engine.recovery.voluntary.in_time import NOTHING
 from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.state import State, attempt_of
-
-NOTHING = "no just-in-time checkpoint"
 
 
 def due_s(state: State) -> float | None:
@@ -50,7 +50,7 @@ def on_saved(state: State, event: ev.SavedInTime, now_s: float) -> list[Action]:
         return [*_fail(state, event.why, has_begun=event.has_begun), order_stop(state, now_s)]
     save.told = {"rank": event.global_rank, "step": checkpoint.step, "path": checkpoint.path}
     save.told["took_s"] = round(event.took_s, 3)
-    state.saved_step = max(state.saved_step, checkpoint.step)
+    note_saved(state, checkpoint.step)
     text = f"rank {event.global_rank} saved step {checkpoint.step} in {event.took_s:.1f} s before the restart"
     return [announce(f"{text}: {checkpoint.path}", "good"), order_stop(state, now_s)]
 

@@ -7,29 +7,29 @@ ranks' node can see is looked at there (supervisor/saving/in_time_save.py), and 
 
 from __future__ import annotations
 
-from guardrun.supervisor.engine.model.actions import SaveInTime, Spoiled, ranks_of
+from guardrun.supervisor.engine.model.actions import Action, SaveInTime, Say, Spoiled, ranks_of
 from guardrun.supervisor.engine.state.in_time_save import InTimeSave
 from guardrun.supervisor.engine.state.state import SAVES_IN_TIME, Attempt, State, attempt_of, next_request
 
+NOTHING = "no just-in-time checkpoint"
 FAILED = "it was written by a just-in-time save that failed"
 NO_STEP = 2**62
 """Beyond all steps: only the time tells what is spoilt."""
 
 
-def begin(state: State, now_s: float) -> SaveInTime | None:
-    """Have a rank asked, and the stop put off; None: it is not. Why not is kept, where somebody might wonder."""
+def begin(state: State, now_s: float) -> list[Action]:
+    """Have a rank asked, and the stop put off (is_pending); or say why not, where somebody might wonder."""
     attempt = attempt_of(state)
     if attempt.in_time is not None or not _is_wanted(state):
-        return None
+        return []
     if why := _why_not(state):
         attempt.in_time = InTimeSave(told={"why": why})
-        return None
+        return [Say(text=f"{NOTHING}: {why}", level="warn")]
     until_s = now_s + state.settings.jit_s
     attempt.in_time = save = InTimeSave(request=next_request(state), since_s=now_s, until_s=until_s)
     alive = [number for number, rank in attempt.ranks.items() if rank.exitcode is None]
-    return SaveInTime(
-        request=save.request, attempt=attempt.number, until_s=until_s, global_ranks=_well(state), alive=alive
-    )
+    ranks = _well(state)
+    return [SaveInTime(request=save.request, attempt=attempt.number, until_s=until_s, global_ranks=ranks, alive=alive)]
 
 
 def spoiled(attempt: Attempt, now_s: float) -> list[Spoiled]:
