@@ -90,8 +90,12 @@ class InTimeSave:
 
     def _call(self) -> dict[str, Any]:
         began_ns, began_wall_ns = monotonic_ns(), time.time_ns()
-        with quiet_saves(get_ident()):
-            returned = self._function()
+        self._rank.code_ident = get_ident()  # what it reads is none of training's batches
+        try:
+            with quiet_saves(get_ident()):
+                returned = self._function()
+        finally:
+            self._rank.code_ident = 0
         took_s = (monotonic_ns() - began_ns) / 1e9
         if returned is None:
             return {"failed": "its function returned no path"}
