@@ -17,14 +17,14 @@ NO_STEP = 2**62
 """Beyond all steps: only the time tells what is spoilt."""
 
 
-def begin(state: State, now_s: float) -> list[Action]:
-    """Have a rank asked, and the stop put off (is_pending); or say why not, where somebody might wonder."""
+def begin(state: State, now_s: float) -> SaveInTime | str:
+    """How a rank is asked, and the stop put off; or why not, where somebody might wonder (empty: nobody does)."""
     attempt = attempt_of(state)
     if attempt.in_time is not None or not _is_wanted(state):
-        return []
+        return ""
     if why := _why_not(state):
         attempt.in_time = InTimeSave(told={"why": why})
-        return [Say(text=f"{NOTHING}: {why}", level="warn")]
+        return f"{NOTHING}: {why}"
     until_s = now_s + state.settings.jit_s
     attempt.in_time = save = InTimeSave(request=next_request(state), since_s=now_s, until_s=until_s)
     alive = [number for number, rank in attempt.ranks.items() if rank.exitcode is None]
