@@ -364,9 +364,10 @@ def stop(state: State, onset_s: float, now_s: float, *, is_well: bool = False) -
     enter(state, Phase.STOPPING)
     state.ledger.reclassify(DETECTING, max(onset_s, attempt.started_s), now_s)
     state.ledger.switch(STOPPING, now_s)
-    actions = in_time.begin(state, now_s) if is_well and attempt.may_save_in_time else []
-    is_put_off = bool(actions) and attempt.in_time is not None and attempt.in_time.is_pending
-    return actions if is_put_off else [*actions, order_stop(state, now_s)]
+    begun = in_time.begin(state, now_s) if is_well and attempt.may_save_in_time else ""
+    if not isinstance(begun, str):
+        return [begun]
+    return [*([announce(begun, "warn")] if begun else []), order_stop(state, now_s)]
 
 
 def order_stop(state: State, now_s: float) -> StopAttempt:

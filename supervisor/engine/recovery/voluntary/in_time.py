@@ -7,7 +7,7 @@ ranks' node can see is looked at there (supervisor/saving/in_time_save.py), and 
 
 from __future__ import annotations
 
-from guardrun.supervisor.engine.model.actions import Action, SaveInTime, Say, Spoiled, ranks_of
+from guardrun.supervisor.engine.model.actions import SaveInTime, Spoiled, ranks_of
 from guardrun.supervisor.engine.state.in_time_save import InTimeSave
 from guardrun.supervisor.engine.state.state import SAVES_IN_TIME, Attempt, State, attempt_of, next_request
 
@@ -28,8 +28,9 @@ def begin(state: State, now_s: float) -> SaveInTime | str:
     until_s = now_s + state.settings.jit_s
     attempt.in_time = save = InTimeSave(request=next_request(state), since_s=now_s, until_s=until_s)
     alive = [number for number, rank in attempt.ranks.items() if rank.exitcode is None]
-    ranks = _well(state)
-    return [SaveInTime(request=save.request, attempt=attempt.number, until_s=until_s, global_ranks=ranks, alive=alive)]
+    return SaveInTime(
+        request=save.request, attempt=attempt.number, until_s=until_s, global_ranks=_well(state), alive=alive
+    )
 
 
 def spoiled(attempt: Attempt, now_s: float) -> list[Spoiled]:
