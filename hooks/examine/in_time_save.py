@@ -96,7 +96,10 @@ class InTimeSave:
                 returned = self._function()
         finally:
             self._rank.code_ident = 0
-        took_s = (monotonic_ns() - began_ns) / 1e9
+        ended_ns = monotonic_ns()
+        took_s = (ended_ns - began_ns) / 1e9
+        if ended_ns >= self.ends_ns:  # training may have gone on meanwhile
+            return {"failed": f"its function took {took_s:.1f} s"}
         if returned is None:
             return {"failed": "its function returned no path"}
         path = os.fspath(returned) if isinstance(returned, str | os.PathLike) else None

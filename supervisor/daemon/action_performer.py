@@ -248,7 +248,7 @@ class Performer:
     def _save_in_time(self, action: ac.SaveInTime) -> None:
         from guardrun.supervisor.saving.in_time_save import InTimeSaves  # few runs have a use for it
 
-        InTimeSaves(self._node, self._context).begin(action)
+        InTimeSaves(self._node, self._context, self._keep_chooser).begin(action)
 
     def _dated(self, spoiled: Sequence[ac.Spoiled]) -> list[ac.Spoiled]:
         """The same in time.time()'s seconds."""

@@ -15,7 +15,7 @@ from guardrun.supervisor.engine.model.lost_time import REDOING, TRAINING
 from guardrun.supervisor.engine.model.run_view import silence_began_s
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.frames import all_ranks_text
-from guardrun.supervisor.engine.recovery import in_time_save, resumption
+from guardrun.supervisor.engine.recovery import resumption
 from guardrun.supervisor.engine.recovery.decide import announce, observe, stop
 from guardrun.supervisor.engine.recovery.preemption import is_end_of_notice
 from guardrun.supervisor.engine.recovery.recovered import close_recovered
@@ -122,7 +122,7 @@ def on_rank_exited(state: State, event: ev.RankExited, now_s: float) -> list[Act
     at_s = min(event.at_s, now_s)  # another node's clock may be ahead; what it led to cannot come before it
     note_exit(attempt, rank, event.exitcode, at_s)
     if state.phase is not Phase.RUNNING:
-        return in_time_save.on_exited(state, now_s) if attempt.in_time is not None else []
+        return []
     if event.exitcode != 0 and is_end_of_notice(state, event.exitcode):
         # Those that save by themselves are left the time for it.
         is_over = not attempt.alive or not state.notice.is_forwarded

@@ -8,6 +8,7 @@ before has said that its function was not called.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Protocol
 
@@ -39,8 +40,9 @@ class InTimeNode(RankContext, Protocol):
 class InTimeSaves:
     """Runs on the loop's thread."""
 
-    def __init__(self, node: InTimeNode, context: CheckpointContext) -> None:
-        self._node, self._context = node, context
+    def __init__(self, node: InTimeNode, context: CheckpointContext, keep: Callable[[], object]) -> None:
+        """keep: has what the chooser knows written down, for a supervisor after this one."""
+        self._node, self._context, self._keep = node, context, keep
 
     def begin(self, action: ac.SaveInTime) -> None:
         """Ask the first rank; SavedInTime is the answer. After until_s nobody waits for it."""
@@ -115,6 +117,8 @@ class InTimeSaves:
     def _judge(self, action: ac.SaveInTime, number: int, step: int, told: dict[str, Any]) -> None:
         """It says that it has saved."""
         path, took_s = str(told["path"]), _number(told.get("took_s"))
+        if self._node.clock.now() >= action.until_s:
+            return  # nobody waits for it any more, and it is nothing to resume from
         inode = told.get("inode")
         chooser = self._context.chooser
 
@@ -132,6 +136,7 @@ class InTimeSaves:
         def work() -> ev.Event:
             inode_of = inode if isinstance(inode, int) else 0
             found = chooser.saw_in_time(path, step, _number(told.get("wall_s")), inode_of, action.attempt)
+            self._keep()
             if isinstance(found, str):
                 return event(None, f"rank {number} saved {path}: {found}")
             return event(found, "")

@@ -35,6 +35,7 @@ class Node:
         self.looks: list[tuple[str, int]] = []
         self.found: ev.Checkpoint | str = ev.Checkpoint(path="/out/a.pt", step=STEP)
         self.samples = 0
+        self.kept: list[int] = []
         self.pool = self.checkpoint_pool = ThreadPoolExecutor(1)
         readers = {n: BoardReader(str(folder / board_name(0, n))) for n in self.boards}
         self.sampler = SimpleNamespace(boards=readers)
@@ -81,7 +82,7 @@ class Node:
 
     def save(self, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> ev.SavedInTime | None:
         order = ac.SaveInTime(request=3, attempt=0, until_s=120.0, global_ranks=list(ranks), alive=[0, 1, 2, 3])
-        InTimeSaves(cast(InTimeNode, self), cast(Any, self)).begin(order)
+        InTimeSaves(cast(InTimeNode, self), cast(Any, self), lambda: self.kept.append(1)).begin(order)
         assert len(self.events) <= 1
         return self.events[0] if self.events else None
 
@@ -108,6 +109,7 @@ def test_the_first_is_asked_and_what_it_wrote_is_judged(node: Node) -> None:
         has_begun=True,  # type: ignore[arg-type]
     )
     assert (node.asked, node.looks, node.arguments[0]["step"]) == ([1], [("/out/a.pt", STEP)], STEP)
+    assert node.kept
 
 
 def test_what_is_no_checkpoint_is_none(node: Node) -> None:
@@ -145,6 +147,17 @@ def test_one_that_dies_meanwhile_is_not_waited_for(node: Node) -> None:
     node.boards[0].words[Field.PID] = 2**22 + 1  # above what the kernel gives out
     node.save()
     wait_until(lambda: node.samples == 1, 20, "it to be looked")
+
+
+def test_an_answer_that_comes_too_late_is_not_looked_at(node: Node) -> None:
+    ask = node._ask
+
+    def ask_late(*asked: Any) -> None:
+        node.clock.now = lambda: 120.0
+        ask(*asked)
+
+    node.examinations.ask_here = ask_late
+    assert node.save() is None and node.looks == [] and node.asked == [0]
 
 
 def step_ahead(node: Node) -> None:

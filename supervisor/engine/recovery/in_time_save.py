@@ -1,7 +1,7 @@
 """A save by a rank that is well, before the ranks are ended (`hooks.save_with`, `[checkpoint] jit_s`).
 
 a hang, a crash → SaveInTime        the ranks are not told to stop yet (decide.py; voluntary/in_time.py says when)
-                → SavedInTime, the time is over, or all ranks have ended
+                → SavedInTime, or the time is over
                 → StopAttempt → … the next attempt, as ever
 
 Whatever becomes of it, the ranks are stopped. What a save has written that was not proven is not resumed from.
@@ -53,13 +53,6 @@ def on_saved(state: State, event: ev.SavedInTime, now_s: float) -> list[Action]:
     note_saved(state, checkpoint.step)
     text = f"rank {event.global_rank} saved step {checkpoint.step} in {event.took_s:.1f} s before the restart"
     return [announce(f"{text}: {checkpoint.path}", "good"), order_stop(state, now_s)]
-
-
-def on_exited(state: State, now_s: float) -> list[Action]:
-    """In STOPPING a rank has ended: nobody is waited for once all have."""
-    if due_s(state) is None or attempt_of(state).alive:
-        return []
-    return [*_fail(state, "the ranks have ended"), order_stop(state, now_s)]
 
 
 def give_up(state: State, why: str) -> list[Action]:

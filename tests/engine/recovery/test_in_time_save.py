@@ -132,12 +132,20 @@ def test_where_no_function_was_called_nothing_is_passed_over(told: Told) -> None
     assert next(iter(told.incidents.values())).evidence["jit"] == {"why": "rank 0: an optimizer's step has begun"}
 
 
-def test_once_all_have_ended_nobody_is_waited_for(told: Told) -> None:
+def test_a_rank_that_has_saved_and_ended_is_heard(told: Told) -> None:
+    """Its peer is gone: it ends as soon as it has saved, before anybody has looked at what it wrote."""
+    training(told)
+    order = asked(told.exits(1, -9, 6.0))
+    assert kinds(told.exits(0, 1, 6.2)) == kinds(told.exits(2, 1, 6.3)) == []
+    answer(told, order, checkpoint=msgspec.to_builtins(SAVED))
+    assert spoiled(end_crash(told)) == []
+
+
+def test_ranks_that_are_gone_with_nobody_left_to_answer_are_not_waited_for_long(told: Told) -> None:
     training(told)
     asked(told.exits(1, -9, 6.0))
-    assert kinds(told.exits(0, 1, 6.2)) == []
-    assert "StopAttempt" in kinds(told.exits(2, 1, 6.3))
-    assert "ChooseCheckpoint" in kinds(end_crash(told))
+    assert len(spoiled(end_crash(told))) == 1
+    assert next(iter(told.incidents.values())).evidence["jit"] == {"why": "the ranks have ended"}
 
 
 def test_a_signal_ends_it_at_once_and_the_next_guardrun_takes_nothing_of_it(told: Told) -> None:

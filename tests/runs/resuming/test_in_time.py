@@ -53,6 +53,7 @@ def test_no_step_is_done_twice_and_every_loss_is_the_same(
     trained = train(edge, f"--fault={fault}@{AT}:{culprit}")
     incident = only(trained.finished)
     jit = incident["evidence"]["jit"]
+    assert "rank" in jit, trained.finished
     assert (jit["rank"], jit["step"], Path(jit["path"]).name) == (1 - culprit, AT - 1, f"jit_{AT - 1}.pt")
     assert incident["resumed_from"] == {"path": jit["path"], "step": AT - 1}
     assert trained.taken == {"0": [*range(1, AT)] * 2, "1": [*range(AT, STEPS + 1)] * 2}

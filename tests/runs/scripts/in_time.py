@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from faults import let_go
 from torch.nn.parallel import DistributedDataParallel
 
 from guardrun import hooks
@@ -133,3 +134,4 @@ for step in range(state.steps + 1, arguments.steps + 1):
         dist.barrier()
 dist.barrier()
 dist.destroy_process_group()
+let_go()
