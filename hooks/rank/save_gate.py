@@ -96,11 +96,12 @@ class SaveGate:
     # On the thread that trains -----------------------------------------------------------------------------------
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        # In this order: whoever shuts the gate looks at the depth after it, so that one of the two sees the other.
+        # In this order, each time: whoever shuts the gate looks at the depth after it, so that one of the two sees the
+        # other. After its time a save counts for nothing.
         self._depth += 1
-        if self.is_shut:
+        while self.is_shut and monotonic_ns() < self.until_ns:
             self._depth -= 1
-            self._wait()
+            time.sleep(POLL_S)
             self._depth += 1
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -116,10 +117,6 @@ class SaveGate:
             self._odd = "its optimizers can't be looked at"
             self._rank.fail("save_with", error)
 
-    def _wait(self) -> None:
-        while self.is_shut and monotonic_ns() < self.until_ns:
-            time.sleep(POLL_S)
-
     def hold(self, error: BaseException) -> None:
         """It ends by this: where its peer is gone, it may be asked to save first. Never raises."""
         try:
@@ -128,15 +125,18 @@ class SaveGate:
             asked_by = monotonic_ns() + int(PEER_WAIT_S * 1e9) if has_lost_peer(error) else 0
             while not self.is_asked and monotonic_ns() < asked_by:
                 time.sleep(POLL_S)
-            self.finish()
         except BaseException as failure:  # Ctrl-C, too: it ends anyway, and by the error that is about to be shown.
             self._rank.fail("save_with", failure)
+        self.finish()
 
     def finish(self) -> None:
         """A save that is under way is waited for; what it does would end with the interpreter. Never raises."""
-        until_ns = self.until_ns + int(HANDED_S * 1e9)
-        while self.is_asked and not self.is_answered and monotonic_ns() < until_ns:
-            time.sleep(POLL_S)
+        try:
+            until_ns = self.until_ns + int(HANDED_S * 1e9)
+            while self.is_asked and not self.is_answered and monotonic_ns() < until_ns:
+                time.sleep(POLL_S)
+        except BaseException as failure:  # likewise
+            self._rank.fail("save_with", failure)
 
     # On the thread that saves ------------------------------------------------------------------------------------
 

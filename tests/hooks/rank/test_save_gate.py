@@ -375,3 +375,31 @@ def test_who_is_asked_meanwhile_waits_until_it_has_saved(training: Training, tmp
     assert training.gate.is_answered and not training.gate.is_shut
     beat.join()
     assert answers[0]["path"] == str(tmp_path)
+
+
+def test_nobody_gets_in_between_two_looks(training: Training) -> None:
+    """The gate is shut and opened again and again while a moment is waited for, and training runs into it each time."""
+    torn: list[int] = []
+    is_over = threading.Event()
+
+    def look() -> None:
+        while not is_over.is_set():
+            if not training.gate.shut(training.rank.step_now()):
+                before = training.model.module.weight.detach().clone()
+                time.sleep(0.002)
+                if not torch.equal(before, training.model.module.weight):
+                    torn.append(training.rank.step_now())
+                looks.append(1)
+            training.gate.reopen()
+            time.sleep(0.015)  # training looks every 10 ms whether it may go on
+
+    looks: list[int] = []
+    training.gate.until_ns = time.monotonic_ns() + FAR_NS
+    thread = threading.Thread(target=look)
+    thread.start()
+    deadline_s = time.monotonic() + 20
+    while len(looks) < 30 and time.monotonic() < deadline_s:
+        training.train()
+    is_over.set()
+    thread.join()
+    assert len(looks) >= 30 and not torn
