@@ -344,6 +344,13 @@ def test_the_last_function_counts_and_none_takes_it_back(rank: Rank, monkeypatch
         InTimeSave(rank, {"step": 3, "until_ns": FAR_NS})
 
 
+def test_where_nobody_would_call_it_it_does_nothing(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "active", rank)
+    rank.settings["jit"] = False
+    guardrun.hooks.save_with(raises)
+    assert rank.in_time is None and not rank.has_reached(Milestone.SAVES_IN_TIME)
+
+
 def test_outside_guardrun_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "active", None)
     guardrun.hooks.save_with(raises)
