@@ -384,29 +384,30 @@ def test_who_is_asked_meanwhile_waits_until_it_has_saved(training: Training, tmp
     assert answers[0]["path"] == str(tmp_path)
 
 
-def test_nobody_gets_in_between_two_looks(training: Training) -> None:
-    """The gate is shut and opened again and again while a moment is waited for, and training runs into it each time."""
-    torn: list[int] = []
-    is_over = threading.Event()
+class ReadGate(SaveGate):
+    """Notes at which depth it is read whether the gate is shut, and opens it once it has been found shut."""
 
-    def look() -> None:
-        while not is_over.is_set():
-            if not training.gate.shut(training.rank.step_now()):
-                before = training.model.module.weight.detach().clone()
-                time.sleep(0.002)
-                if not torch.equal(before, training.model.module.weight):
-                    torn.append(training.rank.step_now())
-                looks.append(1)
-            training.gate.reopen()
-            time.sleep(0.015)  # training looks every 10 ms whether it may go on
+    def __init__(self, rank: Rank) -> None:
+        self.reads: list[tuple[bool, int]] = []
+        self._value = False
+        super().__init__(rank)
 
-    looks: list[int] = []
-    training.gate.until_ns = time.monotonic_ns() + FAR_NS
-    thread = threading.Thread(target=look)
-    thread.start()
-    deadline_s = time.monotonic() + 20
-    while len(looks) < 30 and time.monotonic() < deadline_s:
-        training.train()
-    is_over.set()
-    thread.join()
-    assert len(looks) >= 30 and not torn
+    @property
+    def is_shut(self) -> bool:
+        value = self._value
+        self.reads.append((value, self._depth))
+        self._value = False
+        return value
+
+    @is_shut.setter
+    def is_shut(self, value: bool) -> None:
+        self._value = value
+
+
+def test_nobody_gets_in_between_two_looks(rank: Rank) -> None:
+    """Who was told that the way is open is within the step already, for whoever shuts it again just then."""
+    gate = ReadGate(rank)
+    gate.until_ns = time.monotonic_ns() + FAR_NS
+    gate.is_shut = True
+    gate._before(None, (), {})
+    assert gate.reads == [(True, 1), (False, 1)] and gate._depth == 1
