@@ -3,6 +3,15 @@
 if __name__ != "guardrun.hooks":
     raise ImportError(f"import guardrun.hooks, not {__name__}: the folder is only found under that name")
 
-from guardrun.hooks.api import metrics, phase, resume_from, resume_step, should_checkpoint, skip_batches, step
+from guardrun.hooks.api import (
+    metrics,
+    phase,
+    resume_from,
+    resume_step,
+    save_with,
+    should_checkpoint,
+    skip_batches,
+    step,
+)
 
-__all__ = ["metrics", "phase", "resume_from", "resume_step", "should_checkpoint", "skip_batches", "step"]
+__all__ = ["metrics", "phase", "resume_from", "resume_step", "save_with", "should_checkpoint", "skip_batches", "step"]

@@ -13,6 +13,7 @@ from guardrun.hooks.rank import rank as _rank
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
 RESUME_FROM = "GUARDRUN_RESUME_FROM"
@@ -81,6 +82,20 @@ def should_checkpoint() -> bool:
     """
     rank = _rank.active
     return rank is not None and rank.checkpoint_is_due()
+
+
+def save_with(function: Callable[[], object] | None) -> None:
+    """Have guardrun call this where ranks must be ended, on one that is well, to save what it holds.
+
+    function: takes nothing, writes a checkpoint of the state after the last finished step, and returns its path, or
+    None if it did not save. It runs on a thread of its own, and must not wait for other ranks. The last one counts;
+    None takes it back. docs/just-in-time.md says what it may rely on.
+    """
+    rank = _rank.active
+    if rank is not None:
+        from guardrun.hooks.rank.save_gate import register
+
+        register(rank, function)
 
 
 def resume_from() -> str | None:

@@ -18,7 +18,7 @@ from time import monotonic_ns
 
 from guardrun.hooks.beat import stack_dumps
 from guardrun.hooks.rank.process import OWN_THREADS
-from guardrun.hooks.rank.rank import FLUSH, STOP, Item
+from guardrun.hooks.rank.rank import FLUSH, STOP, WAKE, Item
 from guardrun.hooks.wire.board import Field, Milestone
 
 TYPE_CHECKING = False
@@ -93,7 +93,9 @@ class Heartbeat:
         while True:
             item = rank.outbox.get((due_ns - monotonic_ns()) / 1e9)
             if item is not None:
-                if not self._handle(item):
+                if item[0] == WAKE:
+                    due_ns = monotonic_ns()
+                elif not self._handle(item):
                     return
                 continue
             now_ns = monotonic_ns()

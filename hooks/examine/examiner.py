@@ -16,6 +16,7 @@ from guardrun.hooks.wire.examinations import (
     MAX_REQUEST_BYTES,
     PROFILE,
     RATE,
+    SAVE,
     SNAPSHOT,
     answer_name,
     read_whole,
@@ -70,6 +71,12 @@ def _rate(rank: Rank, arguments: dict[str, Any]) -> Examination:
     return LearningRate(rank, arguments)
 
 
+def _save(rank: Rank, arguments: dict[str, Any]) -> Examination:
+    from guardrun.hooks.examine.in_time_save import InTimeSave
+
+    return InTimeSave(rank, arguments)
+
+
 def _state(rank: Rank, arguments: dict[str, Any]) -> Examination:
     from guardrun.hooks.examine.inspection import Inspection
 
@@ -83,6 +90,7 @@ KINDS: dict[str, Callable[[Rank, dict[str, Any]], Examination]] = {
     PROFILE: _profile,
     SNAPSHOT: _snapshot,
     RATE: _rate,
+    SAVE: _save,
     "state": _state,
 }
 """What may be asked for."""

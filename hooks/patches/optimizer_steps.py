@@ -179,6 +179,8 @@ def install(module: Any, rank: Rank) -> None:
     """Register the hook with torch.optim.optimizer. Raises AttributeError before torch 2.2."""
     rank.steps = steps = OptimizerSteps(rank)
     module.register_optimizer_step_post_hook(steps.on_step)
+    if rank.in_time is not None:  # asked for before torch was there
+        rank.in_time.open(module)
     install_guard(module, rank)
     gradient_groups.install(module, rank)
     device_memory.install(module, rank)

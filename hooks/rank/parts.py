@@ -254,6 +254,19 @@ class ForkObserver(Protocol):
         """This is a forked child. Never raises."""
 
 
+class SaveGate(Protocol):
+    """Knows whether the state is that after a finished step, and keeps it so while it is saved."""
+
+    def open(self, optimizers: Any) -> None:
+        """Torch's optimizers can be heard of. optimizers: torch.optim.optimizer."""
+
+    def hold(self, error: BaseException) -> None:
+        """The thread that trains ends by this: wait a moment if its state may be wanted. Never raises."""
+
+    def finish(self) -> None:
+        """The script's code is over: wait for a save that is under way. Never raises."""
+
+
 class Examination(Protocol):
     """What a person has asked for, under way; on the hooks' thread. All that it changes in the process, it takes back.
 

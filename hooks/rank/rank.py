@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         OptimizerGuard,
         ReplicaChecker,
         SampleObserver,
+        SaveGate,
         StepCounter,
         StepObserver,
     )
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 MAX_WAITING = 1000
 
 FLUSH = "flush"
+WAKE = "wake"
+"""Nothing to send: the next beat is due now."""
 STOP = "stop"
 
 Item = tuple[str, dict[str, object]]
@@ -168,6 +171,8 @@ class Rank:
     """None until torch's optimizers are imported, and where no allocator tells what it holds."""
     examination: Examination | None = None
     """None unless a person has asked for one, and it goes on."""
+    in_time: SaveGate | None = None
+    """None before the script has called save_with()."""
     forks: ForkObserver | None = None
     """None before torch's profiler was used because a person asked for it."""
     has_captured = False
@@ -240,10 +245,11 @@ class Rank:
         except OSError:  # A closed stderr: there is nobody to tell.
             pass
 
-    def mark(self, milestone: Milestone) -> None:
-        """Set a milestone's bit; threads may meet here."""
+    def mark(self, milestone: Milestone, *, is_set: bool = True) -> None:
+        """Set a milestone's bit, or take it back; threads may meet here."""
         with self._milestone_lock:
-            self.words[Field.MILESTONES] |= int(milestone)
+            others = self.words[Field.MILESTONES] & ~int(milestone)
+            self.words[Field.MILESTONES] = others | (int(milestone) if is_set else 0)
 
     def has_reached(self, milestone: Milestone) -> bool:
         """Say whether the bit is set."""
@@ -340,7 +346,7 @@ class Rank:
             self.forks.in_child()
         self.words = private_words()
         self.calls = self.metrics = self.checksums = self.guard = self.memory = None
-        self.samples = self.trail = self.skips = self.origin = None
+        self.samples = self.trail = self.skips = self.origin = self.in_time = None
         self.held = ()  # nobody could tell it that it may save
         self.outbox = Outbox(is_open=False)
         self.import_lock = allocate_lock()

@@ -56,6 +56,8 @@ class EndWatch:
     def excepthook(self, kind: type[BaseException], error: BaseException, tb: TracebackType | None) -> None:
         """sys.excepthook: report, then do what would have been done."""
         self._report(error, tb)
+        if self._rank.in_time is not None:
+            self._rank.in_time.hold(error)
         if isinstance(error, KeyboardInterrupt):
             _end_by_signal()
         self._previous(kind, error, tb)  # type: ignore[operator]  # whatever stood in sys.excepthook
@@ -80,6 +82,8 @@ class EndWatch:
                 self._report(error, error.__traceback__)
         if self._words is not None and not self._is_reported:
             self._leave_words(*self._words)
+        if rank.in_time is not None:
+            rank.in_time.finish()
         if rank.metrics is not None and rank.is_owner():
             rank.metrics.flush()
         rank.is_ended = True

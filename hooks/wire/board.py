@@ -131,6 +131,8 @@ class Milestone(IntEnum):
     """It says their numbers, which count from the run's beginning: STEP_BASE is not added, whenever it is written."""
     WAITS_UNSEEN = 512
     """Ranks wait for each other on devices, where nobody times that (hooks/patches/device_timing.py)."""
+    SAVES_IN_TIME = 1024
+    """Its script has given save_with() a function, and has not taken it back."""
 
 
 PHASES: tuple[str, ...] = ("start", "train", "eval", "data", "save", "load", "init", "compile", "other")

@@ -38,6 +38,8 @@ MAX_EVALUATED_S = 60.0
 MAX_FACTOR = 1e6
 RATE = "rate"
 """What changes learning rates, on all ranks at the same step."""
+SAVE = "save"
+"""What calls the script's own function (hooks.save_with). Nobody can ask for it but the supervisor itself."""
 PROFILE = "profile"
 """What is asked for where torch's profiler is to be put on: its answer stands in a file beside that is read at once."""
 SNAPSHOT = "snapshot"

@@ -177,6 +177,7 @@ def hook_environment(
         "skip_sigmas": run.file.config.get("guards", {}).get("skip_sigmas", 0),
         "memory_window_s": run.file.config.get("leaks", {}).get("memory_window_s"),
         "eval": run.file.config.get("live", {}).get("eval") is True,
+        "jit": _saves_in_time(run),
         "notices": spared_signals(run.file.config.get("preemption", {}), environ),
         **({"held": list(held)} if held else {}),
         **({"skips": skips} if skips else {}),
@@ -188,6 +189,13 @@ def hook_environment(
         TOKEN_VARIABLE: run.file.token,
         "GUARDRUN_RUN_ID": run.file.run_id,
     }
+
+
+def _saves_in_time(run: OpenRun) -> bool:
+    """Whether what a script gives to save_with() may ever be called: else it costs nothing, either."""
+    tables = {name: run.file.config.get(name, {}) for name in ("checkpoint", "policy", "launcher")}
+    is_ours = tables["policy"].get("act") is True and tables["launcher"].get("agent") == "guardrun"
+    return is_ours and tables["checkpoint"].get("jit_s", 0.0) > 0 and run.file.fleet is None
 
 
 def run_environment(

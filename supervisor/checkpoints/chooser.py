@@ -69,6 +69,8 @@ PATIENT_S = 300.0
 """For one whose verdict nobody waits for."""
 _MAX_DOUBTS = 5
 """Members of a family that could not be looked into, after which no other is tried."""
+_OFFSETS = 3
+"""Saves that are looked at to see how a script counts."""
 _MISSES = 20
 """Files of a folder that were loaded and no checkpoint, after which it is taken for a dataset and left alone."""
 
@@ -220,9 +222,10 @@ class Chooser:
         doubtful: list[tuple[Found, Unjudged]] = []
         spoilt: list[Found] = []
         for one in pool:
-            if any(self._is_spoiled(one.candidate, when) for when in spoiled):
-                verdict: Verdict = Torn(SPOILED)
-                spoilt.append(one)
+            if times_of := [when for when in spoiled if self._is_spoiled(one.candidate, when)]:
+                certain = next((when.why for when in times_of if when.why), "")
+                verdict: Verdict = Torn(certain or SPOILED)
+                spoilt += [] if certain else [one]
             elif self._is_unreadable(one.candidate, unwanted):
                 verdict = Torn(UNREADABLE)
             else:
@@ -238,6 +241,43 @@ class Chooser:
             if choice.checkpoint is not None:
                 return choice
         return self._choose_spoilt(spoilt if is_urgent else [], pool, skipped, resume_first)
+
+    def saw_in_time(self, path: str, step: int, wall_s: float, inode: int, attempt: int) -> Checkpoint | str:
+        """Note what a rank has saved in time, at a step that it has finished, if it is whole; else say why not.
+
+        If it says a step, it must be that one, or as far from it as in what the attempt has saved before.
+        """
+        real = resolve(path)
+        judged = self._judge_saved(real)
+        if isinstance(judged, str):
+            return judged
+        candidate, said = judged
+        if said is not None and said != step + self._offset(attempt, candidate.path):
+            return f"it says step {said}, and {step} are finished"
+        self.saw_saved(path, step, wall_s, inode, attempt)
+        written_wall_s = candidate.written_ns / 1e9
+        shown = step if said is None else said
+        return Checkpoint(path=candidate.path, step=shown, format=candidate.format, written_wall_s=written_wall_s)
+
+    def _judge_saved(self, real: str) -> tuple[Candidate, int | None] | str:
+        """What lies there, and which step it says, if it is a whole checkpoint; else why it is none."""
+        found = self._find_loaded(real)
+        if found is None:
+            return "it is no checkpoint that can be read"
+        candidate, verdict = found[0].candidate, self._check(found[0])
+        if not isinstance(verdict, Whole):
+            return verdict.reason
+        return candidate, verdict.step if verdict.step is not None else candidate.step
+
+    def _offset(self, attempt: int, path: str) -> int:
+        """How far what its last save says lies from the steps that were counted then: some scripts count from 0."""
+        with self._lock:
+            saves = [pair for pair in self._memory.saved.items() if pair[1].attempt == attempt and pair[1].is_sure]
+        for other, save in reversed(saves[-_OFFSETS:]):
+            judged = self._judge_saved(other)
+            if not isinstance(judged, str) and judged[0].path != path and judged[1] is not None:
+                return judged[1] - save.step
+        return 0
 
     def _choose_spoilt(
         self, spoilt: list[Found], pool: list[Found], skipped: list[Skipped], resume_first: bool

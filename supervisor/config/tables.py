@@ -38,6 +38,8 @@ FormatName = Literal[
 
 _ENGINE = Settings()
 """The engine's own defaults: written once, there."""
+MOST_JIT_S = 3600.0
+"""Longer than any save: what is larger is a mistake."""
 LEAST_GAP_S = 0.5
 """Between two looks, however low the floor is."""
 
@@ -64,6 +66,8 @@ class CheckpointTable(_Table, frozen=True, kw_only=True):
     resume_args: list[str] = []
     resume_env: dict[str, str] = {}
     resume_first: bool = _ENGINE.resume_first
+    jit_s: Annotated[float, Meta(ge=0, le=MOST_JIT_S)] = 30.0
+    """How long a rank that is well may save, by save_with()'s function, before the ranks are ended; 0: not at all."""
 
 
 class RestartTable(_Table, frozen=True, kw_only=True):
@@ -311,6 +315,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             act=self.policy.act,
             responses=self.policy.responses,
             resume_first=self.checkpoint.resume_first,
+            jit_s=self.checkpoint.jit_s,
             resumes=bool(self.checkpoint.resume_args or self.checkpoint.resume_env),
             restarts_anyway=self.origins.get("restart.max_restarts") == "--max-restarts",
             grace_s=self.preemption.grace_s,

@@ -26,6 +26,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.recovery.voluntary.rollback import spoiled_until
 from guardrun.supervisor.node.node_relations import IsolationContext, NodeRelations
 from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, begin_look, look_name
+from guardrun.supervisor.node.rank_examinations import RankExaminations
 from guardrun.supervisor.node.run_context import CheckpointContext, EngineContext
 from guardrun.supervisor.report.elements.html_page import load_soon
 from guardrun.supervisor.report.incident import write_incident
@@ -53,6 +54,10 @@ class PerformerNode(RankContext, IsolationContext, Protocol):
     @property
     def relations(self) -> NodeRelations:
         """Has this node isolated."""
+
+    @property
+    def examinations(self) -> RankExaminations:
+        """Asks the ranks of this node."""
 
     def send(self, order: control_messages.ToLauncher) -> None:
         """Give this node's launcher an order."""
@@ -99,6 +104,7 @@ class Performer:
             ac.ReadExits: self._read_exits,
             ac.ChooseCheckpoint: self._choose,
             ac.AskCheckpoint: saving.ask,
+            ac.SaveInTime: self._save_in_time,
             ac.SeekCheckpoint: saving.seek,
             ac.Requeue: self._requeue,
             ac.WriteIncident: self._write_incident,
@@ -238,6 +244,11 @@ class Performer:
         if not action.is_look:
             context.chooser.hurry()
         self._node.in_background(work, instead, context.checkpoint_pool)
+
+    def _save_in_time(self, action: ac.SaveInTime) -> None:
+        from guardrun.supervisor.saving.in_time_save import InTimeSaves  # few runs have a use for it
+
+        InTimeSaves(self._node, self._context, self._keep_chooser).begin(action)
 
     def _dated(self, spoiled: Sequence[ac.Spoiled]) -> list[ac.Spoiled]:
         """The same in time.time()'s seconds."""

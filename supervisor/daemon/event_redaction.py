@@ -22,6 +22,8 @@ def without_secrets(event: ev.Event) -> ev.Event:
         return msgspec.structs.replace(event, traces=[_redact_trace(trace) for trace in event.traces], last_words=words)
     if isinstance(event, ev.AttemptNotStarted):
         return msgspec.structs.replace(event, error=redact_text(event.error))
+    if isinstance(event, ev.SavedInTime):
+        return msgspec.structs.replace(event, why=redact_text(event.why))
     if isinstance(event, ev.HandChangeAsked):
         return msgspec.structs.replace(event, text=redact_text(event.text))
     return event

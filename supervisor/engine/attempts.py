@@ -11,7 +11,14 @@ from guardrun.supervisor.engine.model.derived_events import AttemptReplaced
 from guardrun.supervisor.engine.model.lost_time import OTHER, STARTING, STOPPING
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.progress import note_exit
-from guardrun.supervisor.engine.recovery import held_memory, operator_restart, preemption, requeue, resumption
+from guardrun.supervisor.engine.recovery import (
+    held_memory,
+    in_time_save,
+    operator_restart,
+    preemption,
+    requeue,
+    resumption,
+)
 from guardrun.supervisor.engine.recovery.decide import announce, end_order, observe
 from guardrun.supervisor.engine.recovery.graceful_leave import ending, leave, may_leave
 from guardrun.supervisor.engine.recovery.launcher_orders import choose
@@ -141,8 +148,8 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
             note_exit(attempt, rank, code, now_s)
     attempt.alive = 0
     attempt.stopped, attempt.collecting = {}, {}
+    actions = in_time_save.give_up(state, "the ranks have ended") if attempt.in_time is not None else []
     attempt.ended_s = now_s
-    actions: list[Action] = []
     if event.survivors:
         actions.append(announce(f"processes {event.survivors} could not be ended, not even by SIGKILL", level="warn"))
     if preemption.has_ended(state):

@@ -37,6 +37,7 @@ from guardrun.supervisor.engine.observation.frames import ranks_text
 from guardrun.supervisor.engine.recovery import (
     eviction,
     going_back,
+    in_time_save,
     launcher_orders,
     memory_save,
     operator_restart,
@@ -111,7 +112,7 @@ class Engine:
         """When tick next has something to do; None while only events matter."""
         times = [self.state.detectors.rank_failure.next_deadline_s(), launcher_orders.due_s(self.state)]
         times += [node_silence.due_s(self.state), preemption.due_s(self.state), memory_save.due_s(self.state)]
-        times.append(going_back.due_s(self.state))
+        times += [going_back.due_s(self.state), in_time_save.due_s(self.state)]
         if self.state.phase is Phase.RUNNING:
             times += [self.state.detectors.hang.next_deadline_s(self.state), resumption.due_s(self.state)]
         due_s = min((t for t in times if t is not None), default=None)
@@ -171,7 +172,8 @@ def _on_run_continued(state: State, event: ev.RunContinued, now_s: float) -> lis
 
 def _on_supervisor_restarted(state: State, event: ev.SupervisorRestarted, now_s: float) -> list[Action]:
     """Ask again for whatever was under way: its answer went to the supervisor that died."""
-    actions = launcher_orders.order_again(state, now_s) + preemption.order_again(state, now_s)
+    actions = in_time_save.give_up(state, "the supervisor was started anew")
+    actions += launcher_orders.order_again(state, now_s) + preemption.order_again(state, now_s)
     actions += memory_save.order_again(state) + going_back.order_again(state, now_s)
     if state.phase is Phase.CHECKING:
         actions += formation.give_up_check(state, "the supervisor was started anew", now_s)
@@ -192,6 +194,7 @@ def _on_time_skipped(state: State, event: ev.TimeSkipped, now_s: float) -> list[
         attempt.collecting = dict.fromkeys(attempt.collecting, now_s)
         memory_save.on_time_skipped(state, event.gap_s, now_s)
         going_back.on_time_skipped(state, event.gap_s)
+        in_time_save.on_time_skipped(state, event.gap_s)
     state.ordered_s = min(state.ordered_s + event.gap_s, now_s)
     if state.fleet is not None:
         node_silence.skip(state.fleet, event.gap_s, now_s)
@@ -247,6 +250,8 @@ def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
         actions += memory_save.on_tick(state, now_s)
     if state.phase is Phase.RUNNING:
         actions += resumption.on_report(state, now_s)
+    elif state.phase is Phase.STOPPING:
+        actions += in_time_save.on_tick(state, now_s)
     return actions
 
 
@@ -304,6 +309,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_checkpoint_loaded": _on_checkpoint_loaded,
     "on_checkpoint_saved": _on_checkpoint_saved,
     "on_checkpoint_opened": _on_checkpoint_opened,
+    "on_saved_in_time": in_time_save.on_saved,
     "on_batches_left_out": progress.on_batches_left_out,
     "on_history_loaded": incidents.on_history_loaded,
     "on_not_isolated": node_contact.on_not_isolated,

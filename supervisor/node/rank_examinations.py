@@ -20,6 +20,7 @@ from guardrun.hooks.wire.examinations import (
     EVAL,
     PROFILE,
     RATE,
+    SAVE,
     SNAPSHOT,
     STOP,
     answer_name,
@@ -48,7 +49,7 @@ TAKE_S = 10.0
 """Hooks beat once a second; a busy machine gets them some more."""
 ROOM_BYTES = 192 << 20
 """What must be left to a rank: tables of allocations, and snapshots of them, take up to that (hooks/examine/)."""
-ROOMS = {EVAL: 0, RATE: 0, PROFILE: 512 << 20}
+ROOMS = {EVAL: 0, RATE: 0, SAVE: 0, PROFILE: 512 << 20}
 """Likewise, of what takes next to no memory by itself; and for what is profiled: 180,000 events (MAX_GROWN_BYTES of
 hooks/examine/profiling.py), and a step more."""
 ANSWER_S = 30.0
@@ -109,7 +110,9 @@ class RankExaminations:
         request = _Request(done)
         busy = [number for number in ranks if number in self._asked] if what == RATE else []
         for number in ranks:
-            if what == EVAL:
+            if what == SAVE:
+                why = "a script's save_with() is called before ranks are ended, and by nobody else"
+            elif what == EVAL:
                 why = "code is run only for who asks on the rank's own node: guardctl eval there"
             elif busy and number not in busy:  # all ranks or none: it would wait for these in vain, and training for it
                 why = f"not asked, for rank {rank_list(busy)} is busy"

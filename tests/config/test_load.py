@@ -44,6 +44,7 @@ AS_NOW: dict[str, Any] = {
     "goes_past_limit": False,
     "is_sure": True,
     "isolate_lost_s": 90.0,
+    "jit_s": 30.0,
     **patience("normal"),
 }
 """What a configuration says where the engine's own defaults differ."""
@@ -52,7 +53,14 @@ AS_NOW: dict[str, Any] = {
 def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
     config = load(cwd)
     assert config.as_dict() | {"hang": {}} == {
-        "checkpoint": {"dir": "", "format": "auto", "resume_args": [], "resume_env": {}, "resume_first": False},
+        "checkpoint": {
+            "dir": "",
+            "format": "auto",
+            "resume_args": [],
+            "resume_env": {},
+            "resume_first": False,
+            "jit_s": 30.0,
+        },
         "restart": {"max_restarts": 10, "max_no_progress": 3, "stop_grace_s": 10.0, "gpu_memory_s": 20.0},
         "launcher": {"agent": "guardrun", "linger_s": 60.0, "keep_stderr": True},
         "hang": {},
@@ -215,7 +223,7 @@ def test_flags(cwd: Path) -> None:
 
 def test_settings_carry_every_engine_key(cwd: Path) -> None:
     """A key that the engine has and the configuration has not could not be set by anybody."""
-    text = dict.fromkeys(TABLES, "")
+    text = dict.fromkeys(TABLES, "") | {"checkpoint": "resume_first = true\n"}
     wanted = {}
     for number, field in enumerate(msgspec.structs.fields(Settings), start=1):
         if field.type not in (int, float) or field.name in (*patience("normal"), "look_gap_s", "look_every_s"):
@@ -229,7 +237,7 @@ def test_settings_carry_every_engine_key(cwd: Path) -> None:
         cwd / "guardrun.toml",
         "".join(f"[{table}]\n{keys}" for table, keys in text.items() if keys) + "[policy]\nact = false\n"
         'responses = { gpu_xid_79 = "note" }\n'
-        '[checkpoint]\nresume_first = true\n[launcher]\nagent = "torchrun"\n[gc]\npolicy = "freeze"\n',
+        '[launcher]\nagent = "torchrun"\n[gc]\npolicy = "freeze"\n',
     )
     settings = load(cwd).settings()
     others: dict[str, Any] = {"act": False, "resume_first": True, "is_torchrun_agent": True, "gc_policy": "freeze"}

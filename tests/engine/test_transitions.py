@@ -13,7 +13,7 @@ import guardrun.supervisor.engine
 from guardrun.supervisor.engine.engine import _HANDLERS, Engine
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import IGNORE, OBSERVED, TABLE, InvalidTransition, Phase
-from guardrun.supervisor.engine.state.state import enter
+from guardrun.supervisor.engine.state.state import SAVES_IN_TIME, enter
 from guardrun.supervisor.health.base.findings import Finding, Response
 from tests.engine.conftest import ERROR, Told
 
@@ -141,6 +141,12 @@ def sample(event: type, told: Told) -> ev.Event:
         ev.CheckpointAsked(request=told.state.notice.request, at_call=7),
         ev.CheckpointAnswered(request=told.state.notice.request),
         ev.CheckpointCompleted(request=told.state.notice.request, checkpoint=ev.Checkpoint(path="/out/b", step=9)),
+        ev.SavedInTime(
+            request=told.state.requests,
+            attempt=attempt,
+            global_rank=0,
+            checkpoint=ev.Checkpoint(path="/out/c", step=10),
+        ),
         ev.Requeued(is_done=True),
         ev.StopRequested(signum=2),
         ev.Ticked(),
@@ -193,6 +199,26 @@ def _fleet_choosing(told: Told) -> None:
 def _fleet_ending(told: Told) -> None:
     _fleet_running(told)
     told.tell(ev.StopRequested(signum=15))
+
+
+def _saving(told: Told) -> None:
+    """A rank has died, and another one saves before it is ended."""
+    told.opened(jit_s=30.0)
+    told.started(at_s=1.0)
+    reports = [
+        ev.RankReport(global_rank=n, progress=10, progress_s=2.0, step=10, milestones=SAVES_IN_TIME) for n in (0, 1)
+    ]
+    told.tell(ev.NodeReport(node="node-a", attempt=0, ranks=reports), 2.0)
+    told.exits(1, -11)
+
+
+@pytest.mark.parametrize("first", EVENTS, ids=lambda event: event.__name__)
+def test_every_two_events_while_a_rank_saves(first: type) -> None:
+    told = Told()
+    _saving(told)
+    assert told.phase is Phase.STOPPING and told.state.attempt is not None
+    assert told.state.attempt.in_time is not None and told.state.attempt.in_time.is_pending
+    _check_pairs(told, first)
 
 
 FLEET_TO = [_gathering, _checking, _fleet_starting, _fleet_running, _fleet_stopping, _fleet_choosing, _fleet_ending]

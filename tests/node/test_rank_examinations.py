@@ -20,6 +20,7 @@ from guardrun.hooks.wire.examinations import (
     MAX_ANSWER_BYTES,
     MAX_TRACE_BYTES,
     RATE,
+    SAVE,
     answer_name,
     profile_name,
     read_whole,
@@ -155,6 +156,13 @@ def test_only_one_request_at_a_time(node: Node) -> None:
     answers, missing = node.wait_for_end()
     assert list(answers) == [5]
     assert missing[4].startswith("it is busy with an earlier request (allocations), for ")
+
+
+def test_a_scripts_own_save_is_nobodys_to_ask_for(node: Node) -> None:
+    told: list[Any] = []
+    node.examinations.ask([4], SAVE, {"step": 3}, 30.0, lambda *both: told.append(both))
+    [(answers, missing)] = told
+    assert answers == {} and "by nobody else" in missing[4] and node.boards[4][Field.EXAMINE_ASKED] == 0
 
 
 def test_ranks_that_are_to_agree_are_asked_together_or_not_at_all(node: Node) -> None:

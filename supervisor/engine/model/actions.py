@@ -5,7 +5,7 @@ StartAttempt → AttemptStarted | AttemptNotStarted, StopAttempt → AttemptStop
 ReadExits → ExitsRead, ChooseCheckpoint → CheckpointChosen, Isolate → IsolationSettled | NotIsolated
 (nothing, once it is withdrawn),
 CheckNodes → NodesChecked, AskCheckpoint → CheckpointAsked and CheckpointCompleted, SeekCheckpoint →
-CheckpointCompleted, Requeue → Requeued. The others end in themselves.
+CheckpointCompleted, SaveInTime → SavedInTime, Requeue → Requeued. The others end in themselves.
 """
 
 from __future__ import annotations
@@ -108,6 +108,8 @@ class Spoiled(msgspec.Struct, frozen=True, kw_only=True):
     """When it was first heard of, in the engine's seconds: a little later than it was so."""
     until_s: float
     """When nothing of the attempt was alive any more, or now."""
+    why: str = ""
+    """It is certain, for this reason: it is not resumed from where nothing else is there, either. Empty: it is not."""
 
 
 class ChooseCheckpoint(_Action, frozen=True, kw_only=True, tag="choose_checkpoint"):
@@ -134,6 +136,19 @@ class AskCheckpoint(_Action, frozen=True, kw_only=True, tag="ask_checkpoint"):
     """The only one in which it holds; -1: whichever runs, until SeekCheckpoint."""
     until_s: float = 0.0
     """Nor longer than that; 0: likewise."""
+
+
+class SaveInTime(_Action, frozen=True, kw_only=True, tag="save_in_time"):
+    """Have one rank call the function that its script has given to save_with(), before the attempt is stopped."""
+
+    request: int
+    attempt: int
+    until_s: float
+    """In the engine's seconds: the ranks are stopped then."""
+    global_ranks: list[int]
+    """Those that may be asked, in that order."""
+    alive: list[int]
+    """All that must have finished the same step."""
 
 
 class SeekCheckpoint(_Action, frozen=True, kw_only=True, tag="seek_checkpoint"):
@@ -288,6 +303,7 @@ Action = (
     | ReadExits
     | ChooseCheckpoint
     | AskCheckpoint
+    | SaveInTime
     | SeekCheckpoint
     | Requeue
     | WriteIncident

@@ -74,6 +74,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stopped before gets more patience. False: eager."""
     act: bool = True
     resume_first: bool = False
+    jit_s: float = 0.0
+    """Ranks that are to be ended are given so long to save by a function of the script's; 0: none."""
     resumes: bool = False
     """The user has said how the script is told to resume ([checkpoint] resume_args, resume_env)."""
     restarts_anyway: bool = False
@@ -994,6 +996,23 @@ class CheckpointCompleted(_Event, frozen=True, kw_only=True, tag="checkpoint_sec
     checkpoint: Checkpoint | None = None
 
 
+class SavedInTime(_Event, frozen=True, kw_only=True, tag="saved_in_time"):
+    """What came of SaveInTime."""
+
+    request: int
+    attempt: int
+    global_rank: int = -1
+    """Who has saved, or was asked last; -1: nobody was asked."""
+    checkpoint: Checkpoint | None = None
+    """Whole, and of the step that all have finished."""
+    took_s: float = 0.0
+    """The script's own function."""
+    why: str = ""
+    """There is none."""
+    has_begun: bool = False
+    """The function was called, or nobody knows: what was written since may be anything."""
+
+
 class Requeued(_Event, frozen=True, kw_only=True, tag="requeued"):
     """Answer to Requeue."""
 
@@ -1052,6 +1071,7 @@ Event = (
     | CheckpointAsked
     | CheckpointAnswered
     | CheckpointCompleted
+    | SavedInTime
     | Requeued
     | StopRequested
     | Ticked

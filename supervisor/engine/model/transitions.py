@@ -27,7 +27,8 @@ class Phase(str, Enum):
     RUNNING = "running"
     """Ranks are alive."""
     STOPPING = "stopping"
-    """The launcher has been told to stop the attempt, or all ranks ended and it is clearing up."""
+    """The launcher has been told to stop the attempt, or will be once a rank has saved in time; or all ranks ended and
+    it is clearing up."""
     ENDING = "ending"
     """The user or the scheduler wants an end; the launcher stops the ranks by itself."""
     ENDED = "ended"
@@ -87,6 +88,7 @@ _QUIET: dict[type, str] = {
     ev.CheckpointAsked: "on_checkpoint_asked",
     ev.CheckpointAnswered: "on_checkpoint_answered",
     ev.CheckpointCompleted: "on_checkpoint_completed",
+    ev.SavedInTime: IGNORE,
     ev.Requeued: IGNORE,
     ev.StopRequested: "on_stop_requested",
     ev.Ticked: "on_tick",
@@ -141,6 +143,7 @@ _ROWS: dict[Phase, dict[type, str]] = {
         ev.ExitsRead: "on_exits_read",
         ev.AttemptStopped: "on_attempt_stopped",
         ev.CheckpointSaved: "on_checkpoint_saved",
+        ev.SavedInTime: "on_saved_in_time",
     },
     Phase.ENDING: {
         # Told to start just before the user wanted an end: the launcher's Stopped follows.

@@ -38,7 +38,7 @@ from guardrun.supervisor.engine.model.verdicts import (
 )
 from guardrun.supervisor.engine.observation import far_behind
 from guardrun.supervisor.engine.observation.hang_finding import LookJudged
-from guardrun.supervisor.engine.recovery.voluntary import refusals, rollback
+from guardrun.supervisor.engine.recovery.voluntary import in_time, refusals, rollback
 from guardrun.supervisor.engine.state import hand_changes
 from guardrun.supervisor.engine.state.hand_changes import HandChange
 from guardrun.supervisor.engine.state.incidents import change, culprits_of, told_again, write
@@ -95,7 +95,7 @@ def decide(state: State, verdicts: Sequence[Verdict | LookJudged], now_s: float)
         elif isinstance(verdict, RunsOut):
             attempt_of(state).memory_save.note(verdict)  # recovery/memory_save.py acts once it is near
         elif isinstance(verdict, StopWanted):
-            actions += stop(state, verdict.since_s, now_s)
+            actions += stop(state, verdict.since_s, now_s, is_well=True)
         else:
             actions += stop(state, now_s, now_s)
     return actions
@@ -147,7 +147,8 @@ def report(state: State, found: Detected, now_s: float) -> tuple[Incident, list[
     if found.exit_code is not None:
         state.verdict_incident, state.exit_code = incident.id, found.exit_code
     if found.stops_since_s is not None:
-        actions += stop_for(state, incident.id, onset_s=found.stops_since_s, now_s=now_s)
+        is_well = found.kind == "hang"
+        actions += stop_for(state, incident.id, onset_s=found.stops_since_s, now_s=now_s, is_well=is_well)
     return incident, actions
 
 
@@ -243,7 +244,8 @@ def _change(state: State, verdict: Changed, now_s: float) -> list[Action]:
     if verdict.node:
         actions += _isolate_for(state, verdict.node, state.incidents[incident_id], now_s)
     if verdict.stops_since_s is not None:
-        actions += stop_for(state, incident_id, onset_s=verdict.stops_since_s, now_s=now_s)
+        is_well = state.incidents[incident_id].kind == "hang"
+        actions += stop_for(state, incident_id, onset_s=verdict.stops_since_s, now_s=now_s, is_well=is_well)
     return actions
 
 
@@ -346,21 +348,32 @@ def cut_for(state: State, incident_id: str, *, onset_s: float, now_s: float) -> 
     return stop_for(state, incident_id, onset_s=onset_s, now_s=now_s)
 
 
-def stop_for(state: State, incident_id: str, *, onset_s: float, now_s: float) -> list[Action]:
-    """Stop the attempt because of an incident that has been told."""
+def stop_for(state: State, incident_id: str, *, onset_s: float, now_s: float, is_well: bool = False) -> list[Action]:
+    """Stop the attempt because of an incident that has been told. is_well: as stop has it."""
     state.verdict_incident = incident_id
     state.exit_code = 1
-    return stop(state, onset_s, now_s)
+    return stop(state, onset_s, now_s, is_well=is_well)
 
 
-def stop(state: State, onset_s: float, now_s: float) -> list[Action]:
-    """Have the attempt stopped. onset_s: when the trouble began; the time since then is booked as DETECTING."""
+def stop(state: State, onset_s: float, now_s: float, *, is_well: bool = False) -> list[Action]:
+    """Have the attempt stopped. onset_s: when the trouble began; the time since then is booked as DETECTING.
+
+    is_well: what the other ranks hold is not in doubt, so that one may save it first (in_time_save.py).
+    """
     attempt = attempt_of(state)
     enter(state, Phase.STOPPING)
-    state.ordered_s = attempt.stop_began_s = now_s
     state.ledger.reclassify(DETECTING, max(onset_s, attempt.started_s), now_s)
     state.ledger.switch(STOPPING, now_s)
-    return [stop_order(state)]
+    begun = in_time.begin(state, now_s) if is_well and attempt.may_save_in_time else ""
+    if not isinstance(begun, str):
+        return [begun]
+    return [*([announce(begun, "warn")] if begun else []), order_stop(state, now_s)]
+
+
+def order_stop(state: State, now_s: float) -> StopAttempt:
+    """Tell the launcher, now: ranks that end from here on may have been ended by it."""
+    state.ordered_s = attempt_of(state).stop_began_s = now_s
+    return stop_order(state)
 
 
 def stop_order(state: State) -> StopAttempt:

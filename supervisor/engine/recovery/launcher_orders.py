@@ -5,7 +5,7 @@ from __future__ import annotations
 from guardrun.supervisor.engine.model.actions import Action, ChooseCheckpoint, StartAttempt
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.recovery.decide import announce, stop_order
-from guardrun.supervisor.engine.recovery.voluntary import rollback
+from guardrun.supervisor.engine.recovery.voluntary import in_time, rollback
 from guardrun.supervisor.engine.state.state import State, enter
 
 ANSWER_S = 30.0
@@ -23,6 +23,8 @@ def choose(state: State, now_s: float) -> list[Action]:
     if state.attempt is not None and state.attempt.poisoned is not None:
         state.spoiled = rollback.spoiled_until(state, now_s)
         state.attempt.poisoned = None
+    if state.attempt is not None and state.attempt.in_time is not None:
+        state.spoiled += in_time.spoiled(state.attempt, now_s)
     return [_order(state)]
 
 
@@ -50,6 +52,8 @@ def due_s(state: State) -> float | None:
     if state.phase in (Phase.STARTING, Phase.CHOOSING):
         return state.ordered_s + ANSWER_S
     if state.phase is Phase.STOPPING and state.attempt and state.attempt.ended_s is None:
+        if state.attempt.in_time is not None and state.attempt.in_time.is_pending:
+            return None  # nothing has been ordered yet: in_time_save.py keeps the time
         return state.ordered_s + state.settings.stop_grace_s + ANSWER_S
     # While the user's signal ends the ranks (ENDING), and while what well-ended ranks have left behind is cleared up,
     # it is the launcher that keeps the time.

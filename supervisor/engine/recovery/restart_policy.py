@@ -8,7 +8,7 @@ from guardrun.supervisor.engine.failures.root_cause import why_repeated
 from guardrun.supervisor.engine.incidents.advice import advice_for, data_words
 from guardrun.supervisor.engine.model.actions import Action, Incident
 from guardrun.supervisor.engine.model.lost_time import STARTING
-from guardrun.supervisor.engine.recovery import eviction
+from guardrun.supervisor.engine.recovery import eviction, in_time_save
 from guardrun.supervisor.engine.recovery.decide import announce
 from guardrun.supervisor.engine.recovery.eviction import evict, is_of_node
 from guardrun.supervisor.engine.recovery.launcher_orders import choose
@@ -30,7 +30,12 @@ def decide_restart(state: State, now_s: float) -> list[Action]:
     attempt = attempt_of(state)
     if attempt.ended_s is None or not state.verdict_incident or state.is_crashing:
         return []
-    incident = state.incidents[state.verdict_incident]
+    told = in_time_save.add_evidence(state, state.verdict_incident) if attempt.in_time is not None else []
+    return told + _decide(state, state.incidents[state.verdict_incident], now_s)
+
+
+def _decide(state: State, incident: Incident, now_s: float) -> list[Action]:
+    attempt = attempt_of(state)
     if state.notice.cause:
         # The job is about to end: nothing is started any more, and what fell meanwhile costs no budget.
         attempt.incident_id, state.verdict_incident = incident.id, ""

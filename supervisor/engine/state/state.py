@@ -23,12 +23,15 @@ from guardrun.supervisor.engine.model.verdicts import Poisoned
 from guardrun.supervisor.engine.observation.progress_gaps import Gaps
 from guardrun.supervisor.engine.observation.step_times import BRIEF, StepRate, StepTimes
 from guardrun.supervisor.engine.state.hand_changes import HandChange
+from guardrun.supervisor.engine.state.in_time_save import InTimeSave
 from guardrun.supervisor.engine.state.job_nodes import Fleet
 from guardrun.supervisor.engine.state.memory_save import MemorySave, SaveTimes
 
 SIGNAL, TIME_LIMIT = "signal", "time_limit"
 RESUMED = 32
 """Bit of RankState.milestones: the script has asked guardrun what to resume from."""
+SAVES_IN_TIME = 1024
+"""Another: the script has given save_with() a function."""
 OPENS, IGNORES = "opens", "ignores"
 """What has been learned of a script (engine/recovery/resumption.py)."""
 
@@ -189,8 +192,15 @@ class Attempt(msgspec.Struct, kw_only=True):
     going_back: GoingBack | None = None
     poisoned: Poisoned | None = None
     """What it has trained since is of no use, where the user wants rollbacks; whether or not it is ended for it."""
+    in_time: InTimeSave | None = None
+    """The save that its ranks are given time for before they are ended; None: they are not, so far."""
     is_worthless: bool = False
     """It is ended for what it trains: nothing that it would save now is of use, and it may write over what is."""
+
+    @property
+    def may_save_in_time(self) -> bool:
+        """Some rank's script has given save_with() a function."""
+        return any(rank.milestones & SAVES_IN_TIME for rank in self.ranks.values())
 
 
 class State(msgspec.Struct, kw_only=True):

@@ -1,0 +1,128 @@
+"""Has the script's own function save, before the ranks are ended: on a thread of its own (hooks/rank/save_gate.py).
+
+Asked for by the supervisor alone, which stops the ranks once this has answered, or its time is over.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from _thread import get_ident, start_new_thread
+from time import monotonic_ns
+
+from guardrun.hooks.rank.rank import WAKE, Rank
+from guardrun.hooks.rank.save_gate import SaveGate
+from guardrun.hooks.saves.checkpoint_files import quiet_saves
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+MOMENT_NS = 3_000_000_000
+"""So long a moment is waited for at which the state is that after a whole step."""
+POLL_S = 0.02
+MAX_FILES = 10_000
+GRAIN_NS = 50_000_000
+"""A file's time is the kernel's last tick, which lies before it was written."""
+MAX_WHY_CHARS = 300
+MAX_PATH_CHARS = 4096
+
+
+class InTimeSave:
+    """One request. Arguments: `step`, which is to be the last one that is finished; `until_ns` (CLOCK_MONOTONIC)."""
+
+    def __init__(self, rank: Rank, arguments: Mapping[str, Any]) -> None:
+        step, until_ns, gate = arguments.get("step"), arguments.get("until_ns"), rank.in_time
+        if not isinstance(step, int) or not isinstance(until_ns, int):
+            raise ValueError("it is not said what is to be saved")
+        if not isinstance(gate, SaveGate) or gate.function is None:
+            raise ValueError("its script has given no function to save_with()")
+        self._rank, self._gate, self._step, self._function = rank, gate, step, gate.function
+        self.ends_ns = until_ns
+        self._told: dict[str, Any] | None = None
+        """Once it is over."""
+        self._is_given_up = False
+        gate.until_ns, gate.is_answered, gate.is_asked = until_ns, False, True
+        # Blocked before it is there, and inherited: signals are for the thread that trains.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            start_new_thread(self._run, ())
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def on_beat(self, now_ns: int) -> dict[str, Any] | None:
+        """The answer, once it is over: `path` and more; `why` nothing was called; or `failed`: what went wrong."""
+        if self._told is None and now_ns >= self.ends_ns:
+            self._is_given_up = True
+            return {"failed": "its time was over"}
+        return self._told
+
+    def end(self) -> None:
+        """Whoever waits for it waits no longer; the function can't be ended."""
+        self._is_given_up = True
+        self._gate.is_answered = True
+
+    # On the thread that saves ----------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            told = self._save()
+        except BaseException as error:
+            told = {"failed": f"{type(error).__name__}: {error}"[:MAX_WHY_CHARS]}
+        self._told = told
+        self._rank.outbox.put(WAKE, {})
+
+    def _save(self) -> dict[str, Any]:
+        gate = self._gate
+        until_ns = min(self.ends_ns, monotonic_ns() + MOMENT_NS)
+        while why := gate.shut(self._step):
+            if self._is_given_up or monotonic_ns() >= until_ns:
+                return {"why": why[:MAX_WHY_CHARS]}
+            time.sleep(POLL_S)
+        try:
+            if self._is_given_up or self._rank.pid != os.getpid():
+                return {"why": "it was called off"}
+            return self._call()
+        finally:
+            gate.reopen()
+
+    def _call(self) -> dict[str, Any]:
+        began_ns, began_wall_ns = monotonic_ns(), time.time_ns()
+        self._rank.code_ident = get_ident()  # what it reads is none of training's batches
+        try:
+            with quiet_saves(get_ident()):
+                returned = self._function()
+        finally:
+            self._rank.code_ident = 0
+        ended_ns = monotonic_ns()
+        took_s = (ended_ns - began_ns) / 1e9
+        if ended_ns >= self.ends_ns:  # training may have gone on meanwhile
+            return {"failed": f"its function took {took_s:.1f} s"}
+        if returned is None:
+            return {"failed": "its function returned no path"}
+        path = os.fspath(returned) if isinstance(returned, str | os.PathLike) else None
+        if not isinstance(path, str) or not path or len(path) > MAX_PATH_CHARS:
+            return {"failed": f"its function returned no path, but {type(returned).__name__}"}
+        path = os.path.abspath(path)
+        try:
+            found = os.stat(path)
+            written_ns = _written_ns(path)
+        except (OSError, ValueError) as error:
+            return {"failed": f"what its function returned is not there: {error}"[:MAX_WHY_CHARS]}
+        if written_ns < began_wall_ns - GRAIN_NS:
+            return {"failed": f"{path} was written before its function was called"[:MAX_WHY_CHARS]}
+        return {"path": path, "inode": found.st_ino, "wall_s": time.time(), "took_s": took_s, "step": self._step}
+
+
+def _written_ns(path: str) -> int:
+    """When the file, or the newest one in the folder, was written."""
+    if not os.path.isdir(path):
+        return os.stat(path).st_mtime_ns
+    times = [0]
+    for folder, _, names in os.walk(path):
+        times += [os.stat(os.path.join(folder, name)).st_mtime_ns for name in names[:MAX_FILES]]
+        if len(times) > MAX_FILES:
+            break
+    return max(times)

@@ -1,0 +1,83 @@
+"""Whether ranks that are to be ended are given time to save first (`hooks.save_with`), and who is asked.
+
+A wrong checkpoint is worse than none: whatever casts doubt on what the ranks hold speaks against it. What only the
+ranks' node can see is looked at there (supervisor/saving/in_time_save.py), and the rest in the rank
+(hooks/rank/save_gate.py).
+"""
+
+from __future__ import annotations
+
+from guardrun.supervisor.engine.model.actions import SaveInTime, Spoiled, ranks_of
+from guardrun.supervisor.engine.state.in_time_save import InTimeSave
+from guardrun.supervisor.engine.state.state import SAVES_IN_TIME, Attempt, State, attempt_of, next_request
+
+NOTHING = "no just-in-time checkpoint"
+FAILED = "it was written by a just-in-time save that failed"
+NO_STEP = 2**62
+"""Beyond all steps: only the time tells what is spoilt."""
+
+
+def begin(state: State, now_s: float) -> SaveInTime | str:
+    """How a rank is asked, and the stop put off; or why not, where somebody might wonder (empty: nobody does)."""
+    attempt = attempt_of(state)
+    if attempt.in_time is not None or not _is_wanted(state):
+        return ""
+    if why := _why_not(state):
+        attempt.in_time = InTimeSave(told={"why": why})
+        return f"{NOTHING}: {why}"
+    until_s = now_s + state.settings.jit_s
+    attempt.in_time = save = InTimeSave(request=next_request(state), since_s=now_s, until_s=until_s)
+    alive = [number for number, rank in attempt.ranks.items() if rank.exitcode is None]
+    return SaveInTime(
+        request=save.request, attempt=attempt.number, until_s=until_s, global_ranks=_well(state), alive=alive
+    )
+
+
+def spoiled(attempt: Attempt, now_s: float) -> list[Spoiled]:
+    """What a save that is not proven may have left behind; once. Nothing of the attempt is alive."""
+    save = attempt.in_time
+    if save is None or not (save.is_doubtful or save.is_pending):
+        return []
+    save.is_doubtful, save.told = False, save.told or {"why": "the run was ended"}
+    until_s = now_s if attempt.ended_s is None else attempt.ended_s
+    return [Spoiled(attempt=attempt.number, from_step=NO_STEP, since_s=save.since_s, until_s=until_s, why=FAILED)]
+
+
+def _is_wanted(state: State) -> bool:
+    """Whether the user has asked for such saves, and this is a moment for one."""
+    settings, attempt = state.settings, attempt_of(state)
+    if settings.jit_s <= 0 or not settings.act or state.is_held or settings.is_torchrun_agent:
+        return False
+    return not (state.notice.cause or state.signum or attempt.is_refused or attempt.is_worthless or attempt.is_cut)
+
+
+def _why_not(state: State) -> str:
+    attempt = attempt_of(state)
+    if state.fleet is not None:
+        return "the job has several nodes"
+    ours = [one for one in state.incidents.values() if one.attempt == attempt.number]
+    numeric = next((one for one in ours if one.kind == "numeric"), None)
+    if numeric is not None or attempt.poisoned is not None or attempt.going_back is not None:
+        return f"what is trained is spoilt ({numeric.cause})" if numeric else "what is trained is spoilt"
+    if attempt.resumed_from is not None and not attempt.has_resumed:
+        return "nobody has opened the checkpoint that this attempt was begun with"
+    if any(rank.is_save_held for rank in attempt.ranks.values()):
+        return "a save is held back: it would write over a checkpoint that nobody has opened"
+    return "" if _well(state) else "no rank that has called save_with() is well"
+
+
+def _well(state: State) -> list[int]:
+    """Ranks that may be asked, the first one first: those that have not raised come before those that have."""
+    attempt = attempt_of(state)
+    verdict = state.verdict
+    culprits = set(ranks_of(verdict.culprits)) if verdict is not None else set()
+    found = [
+        (rank.error is not None, number)
+        for number, rank in attempt.ranks.items()
+        if rank.exitcode is None
+        and rank.milestones & SAVES_IN_TIME
+        and not rank.has_ended
+        and number not in culprits
+        and number not in attempt.stopped
+    ]
+    return [number for _, number in sorted(found)]

@@ -1,0 +1,97 @@
+"""What a rank has saved just in time is taken if it is whole, and of the step that is finished."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from guardrun.supervisor.checkpoints.chooser import Chooser
+from guardrun.supervisor.engine.model.actions import Spoiled
+from guardrun.supervisor.engine.model.events import Checkpoint
+from tests.checkpoints.conftest import Write
+from tests.checkpoints.saves import BEGAN, passed_over, taken
+
+
+class Run:
+    def __init__(self, folder: Path, write: Write) -> None:
+        self.folder, self._write, self.chooser = folder, write, Chooser(BEGAN)
+
+    def save(self, name: str, step: int, kind: str = "@training", attempt: int = 0) -> Path:
+        """An ordinary one, that the hooks have seen. "@training" says step 40."""
+        path = self.write(name, kind)
+        self.chooser.saw_saved(str(path), step, time.time(), path.stat().st_ino, attempt)
+        return path
+
+    def write(self, name: str, kind: str = "@training") -> Path:
+        self._write(self.folder, {name: kind})
+        return self.folder / name
+
+    def saw(self, path: Path, step: int) -> Checkpoint | str:
+        inode = path.stat().st_ino if path.exists() else 0
+        return self.chooser.saw_in_time(str(path), step, time.time(), inode, 0)
+
+
+@pytest.fixture
+def run(tmp_path: Path, write: Write) -> Run:
+    return Run(tmp_path, write)
+
+
+def test_one_that_is_whole_is_the_newest(run: Run) -> None:
+    found = run.saw(run.write("jit_40.pt"), 40)
+    assert isinstance(found, Checkpoint)
+    assert (found.path, found.step) == (str(run.folder / "jit_40.pt"), 40)
+    assert run.chooser.choose().checkpoint == found
+
+
+@pytest.mark.parametrize("step", [39, 41])
+def test_one_that_says_another_step_is_none(step: int, run: Run) -> None:
+    assert run.saw(run.write("jit.pt"), step) == f"it says step 40, and {step} are finished"
+    assert run.chooser.choose().checkpoint is None
+
+
+def test_a_script_that_counts_from_0_is_known_by_what_it_saved_before(run: Run) -> None:
+    run.save("ckpt_30.pt", 41)
+    assert isinstance(run.saw(run.write("jit_a.pt"), 41), Checkpoint)
+    assert isinstance(run.saw(run.write("jit_b.pt"), 40), str)
+
+
+def test_what_another_attempt_saved_tells_nothing_of_that(run: Run) -> None:
+    """There the count began elsewhere."""
+    run.save("ckpt_30.pt", 41, attempt=3)
+    assert isinstance(run.saw(run.write("jit.pt"), 40), Checkpoint)
+
+
+def test_one_that_says_none_is_of_the_step_that_was_counted(run: Run) -> None:
+    found = run.saw(run.write("jit.pt", "@module"), 12)
+    assert isinstance(found, str) or found.step == 12
+
+
+def test_what_is_torn_gone_or_no_checkpoint_is_none(run: Run) -> None:
+    torn = run.write("jit_40.pt")
+    torn.write_bytes(torn.read_bytes()[:-40])
+    for path in (torn, run.folder / "nowhere.pt", run.write("log.txt", "step 40"), run.write("w.pt", "@metrics")):
+        assert isinstance(run.saw(path, 40), str)
+    assert run.chooser.choose().checkpoint is None
+
+
+def test_what_a_failed_one_wrote_is_not_taken_even_if_nothing_else_is_there(run: Run) -> None:
+    since_s = time.time() - 1
+    run.chooser = Chooser(BEGAN, str(run.folder))
+    run.chooser.prior()
+    run.write("jit_40.pt")
+    spoilt = Spoiled(attempt=0, from_step=2**62, since_s=since_s, until_s=time.time() + 1)
+    assert taken(run.chooser.choose(is_urgent=True, spoiled=[spoilt])) == "jit_40.pt", "of which nobody is sure"
+    certain = Spoiled(attempt=0, from_step=2**62, since_s=since_s, until_s=time.time() + 1, why="it failed")
+    choice = run.chooser.choose(is_urgent=True, spoiled=[certain])
+    assert choice.checkpoint is None and passed_over(choice) == ["jit_40.pt"]
+    assert [one.reason for one in choice.skipped] == ["it failed"]
+
+
+def test_what_others_saved_meanwhile_is_taken_all_the_same(run: Run) -> None:
+    """The hooks saw it, at a step of its own."""
+    since_s = time.time() - 1
+    run.save("ckpt_40.pt", 40)
+    certain = Spoiled(attempt=0, from_step=2**62, since_s=since_s, until_s=time.time() + 1, why="it failed")
+    assert taken(run.chooser.choose(is_urgent=True, spoiled=[certain])) == "ckpt_40.pt"

@@ -1,0 +1,262 @@
+"""A save by a rank that is well, before the ranks are ended: when, by whom, and what becomes of the stop."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.model.verdicts import Detected
+from guardrun.supervisor.engine.recovery.decide import decide
+from guardrun.supervisor.engine.recovery.voluntary.in_time import FAILED
+from guardrun.supervisor.engine.state.state import SAVES_IN_TIME
+from tests.engine.conftest import ERROR, Told, kinds
+
+JIT_S = 20.0
+SAVED = ev.Checkpoint(path="/out/jit_12.pt", step=12)
+
+
+def training(told: Told, *, saving: tuple[int, ...] = (0, 1, 2), ranks: int = 3, **settings: object) -> Told:
+    """At step 12. saving: ranks whose script has called save_with()."""
+    told.opened(ranks, **{"jit_s": JIT_S, **settings})
+    told.started(at_s=1.0)
+    report(told, saving=saving)
+    return told
+
+
+def report(told: Told, *, saving: tuple[int, ...] = (0, 1, 2), step: int = 12, at_s: float = 5.0) -> None:
+    bits = {n: SAVES_IN_TIME if n in saving else 0 for n in range(told.state.world_size)}
+    reports = [
+        ev.RankReport(global_rank=n, progress=step, progress_s=at_s, step=step, milestones=bit)
+        for n, bit in bits.items()
+    ]
+    told.tell(ev.NodeReport(node="node-a", attempt=told.attempt, ranks=reports), at_s)
+
+
+def asked(actions: list[ac.Action]) -> ac.SaveInTime:
+    assert "StopAttempt" not in kinds(actions), "nobody is ended before"
+    [order] = [one for one in actions if isinstance(one, ac.SaveInTime)]
+    return order
+
+
+def answer(told: Told, order: ac.SaveInTime, **more: object) -> list[ac.Action]:
+    fields = {"request": order.request, "attempt": order.attempt, "global_rank": 0, **more}
+    return told.tell(msgspec.convert(fields, ev.SavedInTime), told.now_s + 0.7)
+
+
+def hang(told: Told, culprit: int, kind: str = "hang") -> list[ac.Action]:
+    """As the detector of hangs has it told."""
+    found = Detected(
+        key="h", kind=kind, cause="rank_blocked", confidence=0.9, summary="It hangs.", culprits=[culprit],
+        onset_s=told.now_s, evidence={"a": 1}, stops_since_s=told.now_s,
+    )  # fmt: skip
+    return decide(told.state, [found], told.now_s)
+
+
+def spoiled(actions: list[ac.Action]) -> list[ac.Spoiled]:
+    [order] = [one for one in actions if isinstance(one, ac.ChooseCheckpoint)]
+    return order.spoiled
+
+
+def end_crash(told: Told) -> list[ac.Action]:
+    """All have ended, and why is told: what follows."""
+    told.tick()
+    told.read(told.now_s + 0.1)
+    actions = told.stopped(told.now_s + 1.0)
+    return told.read(told.now_s + 0.1) if "ReadExits" in kinds(actions) else actions
+
+
+def test_after_a_crash_a_rank_saves_before_the_others_are_ended(told: Told) -> None:
+    training(told)
+    order = asked(told.exits(0, -9, 6.0))
+    assert (order.global_ranks, order.alive, order.until_s) == ([1, 2], [1, 2], 6.0 + JIT_S)
+    assert told.phase is Phase.STOPPING
+    actions = answer(told, order, global_rank=1, checkpoint=msgspec.to_builtins(SAVED), took_s=0.42)
+    assert kinds(actions) == ["StopAttempt"]
+    [said] = [one.text for one in actions if isinstance(one, ac.Say)]
+    assert said.startswith("rank 1 saved step 12 in 0.4 s before the restart")
+    assert answer(told, order) == [], "once"
+    assert spoiled(end_crash(told)) == []
+    [incident] = told.incidents.values()
+    assert incident.evidence["jit"] == {"rank": 1, "step": 12, "path": SAVED.path, "took_s": 0.42}
+    assert (incident.action, [one.rank for one in incident.culprits]) == ("restart", [0])
+
+
+def test_in_a_hang_neither_the_culprit_nor_who_is_stopped_is_asked(told: Told) -> None:
+    told = told.branch()  # who decides is called by hand
+    training(told, ranks=4, saving=(0, 1, 2, 3))
+    told.tell(ev.NodeReport(node="node-a", attempt=0, ranks=[ev.RankReport(
+        global_rank=2, state="T", progress=12, progress_s=5.0, step=12, milestones=SAVES_IN_TIME)]), 6.0)  # fmt: skip
+    order = asked(hang(told, 0))
+    assert (order.global_ranks, order.alive) == ([1, 3], [0, 1, 2, 3])
+
+
+def test_who_has_raised_is_asked_last(told: Told) -> None:
+    training(told)
+    error = msgspec.structs.replace(ERROR, at_s=5.5)
+    told.tell(ev.UncaughtExceptionReported(attempt=0, global_rank=1, error=error), 5.5)
+    assert asked(told.exits(0, -9, 6.0)).global_ranks == [2, 1]
+
+
+def test_what_does_not_come_costs_its_time_and_what_it_wrote_is_passed_over(told: Told) -> None:
+    training(told)
+    order = asked(told.exits(1, -9, 6.0))
+    told.tick()  # exits are to be read
+    told.read(6.5)
+    actions = told.tick()
+    assert told.now_s == pytest.approx(6.0 + JIT_S, abs=1e-3)
+    assert kinds(actions) == ["StopAttempt"]
+    assert answer(told, order, checkpoint=msgspec.to_builtins(SAVED)) == [], "too late"
+    [one] = spoiled(told.stopped(told.now_s + 1.0))
+    assert (one.since_s, one.until_s, one.why) == (6.0, told.now_s, FAILED)
+    assert "20 s" in next(iter(told.incidents.values())).evidence["jit"]["why"]
+
+
+def test_what_failed_costs_nothing_more(told: Told) -> None:
+    training(told)
+    order = asked(told.exits(1, -9, 6.0))
+    assert kinds(answer(told, order, why="OSError: full", has_begun=True)) == ["StopAttempt"]
+    [one] = spoiled(end_crash(told))
+    assert one.since_s == 6.0
+    told.restarted(12)
+    assert [spoilt.why for spoilt in spoiled(told.crashed())] == [FAILED], "once"
+
+
+def test_where_no_function_was_called_nothing_is_passed_over(told: Told) -> None:
+    training(told)
+    order = asked(told.exits(1, -9, 6.0))
+    answer(told, order, why="rank 0: an optimizer's step has begun", has_begun=False)
+    assert spoiled(end_crash(told)) == []
+    assert next(iter(told.incidents.values())).evidence["jit"] == {"why": "rank 0: an optimizer's step has begun"}
+
+
+def test_a_rank_that_has_saved_and_ended_is_heard(told: Told) -> None:
+    """Its peer is gone: it ends as soon as it has saved, before anybody has looked at what it wrote."""
+    training(told)
+    order = asked(told.exits(1, -9, 6.0))
+    assert kinds(told.exits(0, 1, 6.2)) == kinds(told.exits(2, 1, 6.3)) == []
+    answer(told, order, checkpoint=msgspec.to_builtins(SAVED))
+    assert spoiled(end_crash(told)) == []
+
+
+def test_ranks_that_are_gone_with_nobody_left_to_answer_are_not_waited_for_long(told: Told) -> None:
+    training(told)
+    asked(told.exits(1, -9, 6.0))
+    assert len(spoiled(end_crash(told))) == 1
+    assert next(iter(told.incidents.values())).evidence["jit"] == {"why": "the ranks have ended"}
+
+
+def test_a_signal_ends_it_at_once_and_the_next_guardrun_takes_nothing_of_it(told: Told) -> None:
+    training(told)
+    asked(told.exits(1, -9, 6.0))
+    told.tell(ev.StopRequested(signum=15), 7.0)
+    told.stopped(7.5)
+    assert told.phase is Phase.ENDED
+    again = ev.RunContinued(settings=told.state.settings, node="node-a", world_size=3, wall_s=0.0)
+    [one] = spoiled(told.tell(again, 100.0))
+    assert (one.since_s, one.until_s) == (6.0, 7.5)
+
+
+def test_another_supervisor_stops_the_ranks_and_takes_nothing_of_it(told: Told) -> None:
+    training(told)
+    order = asked(told.exits(1, -9, 6.0))
+    actions = told.tell(ev.SupervisorRestarted(), 8.0)
+    assert "StopAttempt" in kinds(actions)
+    assert answer(told, order, checkpoint=msgspec.to_builtins(SAVED)) == []
+    assert len(spoiled(end_crash(told))) == 1
+
+
+def test_time_in_which_the_machine_stood_still_is_nobody_s(told: Told) -> None:
+    training(told)
+    asked(told.exits(1, -9, 6.0))
+    told.tell(ev.TimeSkipped(gap_s=100.0), 110.0)
+    attempt = told.state.attempt
+    assert attempt is not None and attempt.in_time is not None
+    assert attempt.in_time.until_s == 126.0
+
+
+def test_a_job_that_ends_meanwhile_leaves_it_no_more_time_than_it_has(told: Told) -> None:
+    training(told, term_grace_s=17.0)
+    asked(told.exits(1, -9, 6.0))
+    told.tell(ev.PreemptionNoticed(signum=15), 7.0)
+    told.tick()
+    told.read(told.now_s)
+    while "StopAttempt" not in kinds(told.tick()):
+        pass
+    assert told.now_s < 15.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "saving"),
+    [({"jit_s": 0.0}, (0, 1, 2)), ({"is_torchrun_agent": True}, (0, 1, 2)), ({"act": False}, (0, 1, 2)), ({}, ())],
+)
+def test_where_nobody_wants_it_all_is_as_ever(settings: dict[str, object], saving: tuple[int, ...], told: Told) -> None:
+    training(told, saving=saving, **settings)
+    assert "StopAttempt" in kinds(told.exits(1, -9, 6.0))
+    assert told.state.attempt is not None and told.state.attempt.in_time is None
+
+
+def test_other_ends_than_hangs_and_crashes_have_nobody_save(told: Told) -> None:
+    told = told.branch()
+    training(told)
+    assert "StopAttempt" in kinds(hang(told, 1, kind="node"))
+
+
+def test_guardctl_restart_has_nobody_save(told: Told) -> None:
+    training(told)
+    assert "StopAttempt" in kinds(told.tell(ev.RestartAsked(who="ada")))
+
+
+def numeric(told: Told) -> None:
+    found = Detected(
+        key="n", kind="numeric", cause="nan_loss", confidence=1.0, summary="It is no number.", culprits=[1],
+        onset_s=told.now_s, evidence={},
+    )  # fmt: skip
+    decide(told.state, [found], told.now_s)
+
+
+def alone(told: Told) -> None:
+    report(told, saving=(1,))
+
+
+def begun_beside(told: Told) -> None:
+    assert told.state.attempt is not None
+    told.state.attempt.resumed_from = ev.Checkpoint(path="/out/a.pt", step=5)
+
+
+def held_back(told: Told) -> None:
+    assert told.state.attempt is not None
+    told.state.attempt.ranks[0].is_save_held = True
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (numeric, "nan_loss"),
+        (alone, "no rank that has called save_with() is well"),
+        (begun_beside, "nobody has opened the checkpoint"),
+        (held_back, "a save is held back"),
+    ],
+)
+def test_what_is_in_doubt_is_not_saved_and_that_is_said(make: object, why: str, told: Told) -> None:
+    told = told.branch()  # whose state is changed by hand here, which no replay would do
+    training(told)
+    make(told)  # type: ignore[operator]
+    assert "StopAttempt" in kinds(told.exits(1, -9, 6.0))
+    end_crash(told)
+    [incident] = [one for one in told.incidents.values() if one.kind == "crash"]
+    assert why in incident.evidence["jit"]["why"]
+
+
+def test_jobs_of_several_nodes_do_without(told: Told) -> None:
+    told.fleet_opened(2, jit_s=JIT_S)
+    told.fleet_started(1.0)
+    reports = [
+        ev.RankReport(global_rank=n, progress=9, progress_s=2.0, step=9, milestones=SAVES_IN_TIME) for n in range(4)
+    ]
+    told.tell(ev.NodeReport(node="n0", attempt=0, ranks=reports), 2.0)
+    assert "StopAttempt" in kinds(told.exits(1, -9, 6.0))
+    assert told.state.attempt is not None and told.state.attempt.in_time is not None
+    assert told.state.attempt.in_time.told == {"why": "the job has several nodes"}

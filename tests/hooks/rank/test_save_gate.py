@@ -1,0 +1,413 @@
+"""The state is saved after a whole step, or not at all; and it stands still while it is."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import guardrun.hooks
+from guardrun.hooks.examine.in_time_save import InTimeSave
+from guardrun.hooks.patches.optimizer_steps import OptimizerSteps
+from guardrun.hooks.rank import rank as ranks
+from guardrun.hooks.rank import save_gate
+from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.rank.save_gate import SaveGate
+from guardrun.hooks.wire.board import Field, Milestone
+from tests.support.waiting import wait_until
+
+FAR_NS = 3600 * 1_000_000_000
+
+
+@pytest.fixture(scope="module")
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+    yield
+    dist.destroy_process_group()
+
+
+class Training:
+    """One rank's, as its hooks see it; the function that it has registered notes what it finds."""
+
+    def __init__(self, rank: Rank, model: nn.Module) -> None:
+        self.rank, self.model = rank, DistributedDataParallel(model)
+        rank.steps = self.counter = OptimizerSteps(rank)
+        assert rank.spent is not None
+        rank.spent.add_replica(self.model)
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.function: Callable[[], object] = lambda: None
+        save_gate.register(rank, self._save)
+        assert isinstance(rank.in_time, SaveGate)
+        self.gate = rank.in_time
+        self.watch(self.optimizer)
+
+    def _save(self) -> object:
+        return self.function()
+
+    def watch(self, optimizer: torch.optim.Optimizer) -> None:
+        """As torch's own hooks for all optimizers, which would outlast a test."""
+        self.gate._is_open = True
+        optimizer.register_step_pre_hook(self.gate._before)
+        optimizer.register_step_post_hook(self.gate._after)
+        optimizer.register_step_post_hook(self.counter.on_step)
+
+    def backward(self) -> None:
+        self.optimizer.zero_grad()
+        loss = self.model(torch.ones(3, 4)).square().mean()
+        self.rank.pace.began = self.rank.pace.pulses  # as hooks/patches/metrics.py does
+        loss.backward()
+
+    def train(self, steps: int = 1) -> None:
+        for _ in range(steps):
+            self.backward()
+            self.optimizer.step()
+
+    def why_not(self, step: int | None = None) -> str:
+        why = self.gate.shut(self.rank.step_now() if step is None else step)
+        self.gate.reopen()
+        return why
+
+    def save(self, **more: Any) -> InTimeSave:
+        arguments = {"step": self.rank.step_now(), "until_ns": time.monotonic_ns() + FAR_NS, **more}
+        return InTimeSave(self.rank, arguments)
+
+
+def told(save: InTimeSave) -> dict[str, Any]:
+    answers: list[dict[str, Any]] = []
+    wait_until(lambda: bool(answers) or bool(answers.append(one) if (one := save.on_beat(0)) else 0), 20, "an answer")
+    save.end()
+    return answers[0]
+
+
+@pytest.fixture
+def make(rank: Rank, group: None) -> Callable[..., Training]:
+    return lambda model=None: Training(rank, model or nn.Linear(4, 2))
+
+
+@pytest.fixture
+def training(make: Callable[..., Training]) -> Training:
+    one = make()
+    one.train(3)
+    return one
+
+
+# When ------------------------------------------------------------------------------------------------------------
+
+
+def test_between_a_backward_pass_and_a_step_it_is_whole_and_nowhere_else(training: Training) -> None:
+    assert "what follows a step may not be done" in training.why_not()
+    training.backward()
+    assert training.why_not() == ""
+    training.backward()  # gradients add up: nothing that is saved changes
+    assert training.why_not() == ""
+    training.optimizer.step()
+    assert "what follows a step may not be done" in training.why_not()
+
+
+def test_before_the_first_step_there_is_nothing(make: Callable[..., Training]) -> None:
+    one = make()
+    one.backward()
+    assert "has not been seen to finish a step" in one.why_not()
+
+
+def test_it_is_of_the_step_that_the_others_have_finished(training: Training) -> None:
+    training.backward()
+    assert training.why_not(4) == "it has finished 3 steps, and others 4"
+
+
+def test_within_a_step_and_after_one_that_raised_it_is_not(training: Training) -> None:
+    whys = []
+
+    def closure() -> torch.Tensor:
+        training.backward()
+        whys.append(training.why_not())
+        if len(whys) > 1:
+            raise ValueError("no such batch")
+        return torch.zeros(())
+
+    training.optimizer.step(closure)
+    training.backward()
+    assert training.why_not() == ""
+    with pytest.raises(ValueError, match="no such batch"):
+        training.optimizer.step(closure)
+    training.backward()
+    assert {*whys, training.why_not()} == {"an optimizer's step has begun and not ended"}
+
+
+def test_two_optimizers_have_to_have_stepped_equally_often(training: Training) -> None:
+    other = torch.optim.SGD(training.model.parameters(), lr=0.1)
+    training.watch(other)
+    training.backward()
+    other.step()
+    training.backward()
+    assert training.why_not() == "its optimizers have taken different numbers of steps"
+
+
+def test_parameters_that_something_else_has_changed_are_of_no_step(training: Training) -> None:
+    """As SAM does, which climbs before it steps."""
+    training.backward()
+    with torch.no_grad():
+        training.model.module.weight.add_(1.0)
+    assert "something has changed its parameters" in training.why_not()
+
+
+def test_an_optimizer_that_steps_in_another_thread_is_trusted_no_more(training: Training) -> None:
+    thread = threading.Thread(target=training.train)
+    thread.start()
+    thread.join()
+    training.backward()
+    assert training.why_not() == "an optimizer steps where that is not seen"
+
+
+# What ------------------------------------------------------------------------------------------------------------
+
+
+class ZeroRedundancyOptimizer(torch.optim.SGD):
+    """By its name."""
+
+
+def test_one_rank_has_to_hold_all_of_it(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    training.backward()
+    why_not = training.why_not
+    with monkeypatch.context() as patch:
+        patch.setattr(training.rank, "world_size", 2)
+        assert why_not() == "its model is replicated on a part of the ranks only"
+    with monkeypatch.context() as patch:
+        patch.setattr(training.model, "parameters_to_ignore", {"bias"})
+        assert "not replicated" in why_not()
+    with monkeypatch.context() as patch:
+        patch.setattr(training.rank, "spent", None)
+        assert why_not() == "it trains no DistributedDataParallel model"
+    assert why_not() == ""
+    training.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    assert why_not() == "it trains parameters beside its DistributedDataParallel model"
+
+
+def test_what_is_sharded_is_not_saved(make: Callable[..., Training]) -> None:
+    one = make()
+    one.optimizer = ZeroRedundancyOptimizer(one.model.parameters(), lr=0.1)
+    one.watch(one.optimizer)
+    one.train()
+    one.backward()
+    assert one.why_not() == "what it trains is sharded"
+
+
+def test_statistics_that_hold_the_step_under_way_are_not_saved(make: Callable[..., Training]) -> None:
+    one = make(nn.Sequential(nn.Linear(4, 2), nn.BatchNorm1d(2)))
+    one.train(2)
+    one.backward()
+    assert one.why_not().startswith("its BatchNorm1d has counted the batch")
+    one.model.eval()
+    assert one.why_not() == ""
+
+
+def test_what_is_no_number_is_not_saved(training: Training) -> None:
+    training.optimizer.param_groups[0]["lr"] = float("nan")
+    training.train()
+    training.backward()
+    assert training.why_not() == "its parameters are not finite"
+
+
+# The save --------------------------------------------------------------------------------------------------------
+
+
+def test_training_stands_before_its_step_until_the_function_is_done(training: Training, tmp_path: Path) -> None:
+    entered, leave = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def function() -> Path:
+        before = training.model.module.weight.detach().clone()
+        entered.set()
+        leave.wait(20)
+        assert torch.equal(before, training.model.module.weight)
+        order.append("saved")
+        (tmp_path / "a.pt").write_bytes(b"1")
+        return tmp_path / "a.pt"
+
+    training.function = function
+    training.backward()
+    save = training.save()
+    assert entered.wait(20)
+    threading.Timer(0.3, leave.set).start()
+    training.optimizer.step()
+    order.append("stepped")
+    assert order == ["saved", "stepped"]
+    answer = told(save)
+    assert (answer["path"], answer["step"]) == (str(tmp_path / "a.pt"), 3)
+    assert answer["inode"] == os.stat(answer["path"]).st_ino and answer["took_s"] >= 0.3
+    training.train()
+    assert training.rank.step_now() == 5
+
+
+def test_a_moment_that_does_not_come_is_not_waited_for_long(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("guardrun.hooks.examine.in_time_save.MOMENT_NS", 50_000_000)
+    called: list[int] = []
+    training.function = lambda: called.append(1)
+    answer = told(training.save())
+    assert "what follows a step may not be done" in answer["why"] and not called
+    training.train()  # the way is open
+
+
+def test_a_moment_that_comes_is_waited_for(training: Training, tmp_path: Path) -> None:
+    training.function = lambda: str(tmp_path)
+    (tmp_path / "part").write_bytes(b"1")
+    save = training.save()
+    training.backward()
+    assert told(save)["path"] == str(tmp_path)
+
+
+def raises() -> None:
+    raise OSError("no space left for this")
+
+
+@pytest.mark.parametrize(
+    ("function", "why"),
+    [
+        (raises, "OSError: no space left for this"),
+        (lambda: None, "its function returned no path"),
+        (lambda: 7, "its function returned no path, but int"),
+        (lambda: b"a.pt", "its function returned no path, but bytes"),
+        (lambda: "", "its function returned no path, but str"),
+        (lambda: "/nowhere/a.pt", "is not there"),
+        (lambda: "a\0b", "is not there"),
+        (lambda: __file__, "was written before its function was called"),
+        (lambda: os.path.dirname(__file__), "was written before its function was called"),
+    ],
+)
+def test_what_goes_wrong_is_told_and_training_could_go_on(
+    function: Callable[[], object], why: str, training: Training
+) -> None:
+    training.function = function
+    training.backward()
+    assert why in told(training.save())["failed"]
+    training.train()
+
+
+def test_one_that_takes_too_long_is_answered_for(training: Training) -> None:
+    leave = threading.Event()
+    training.function = lambda: leave.wait(20)
+    training.backward()
+    save = training.save(until_ns=time.monotonic_ns() + 300_000_000)
+    wait_until(lambda: training.gate.is_shut, 20, "the function to be called")
+    assert save.on_beat(save.ends_ns - 1) is None
+    assert save.on_beat(save.ends_ns) == {"failed": "its time was over"}
+    save.end()
+    training.optimizer.step()  # which stands until then, and no longer
+    assert time.monotonic_ns() >= save.ends_ns
+    leave.set()
+
+
+def test_what_it_writes_by_torch_is_not_told_as_any_other_save(training: Training, tmp_path: Path) -> None:
+    from guardrun.hooks.saves.checkpoint_files import path_at, wrap_save
+
+    save = wrap_save(torch.save, training.rank, path_at(1, "f"), "torch.save")
+
+    def function() -> Path:
+        save({"a": 1}, tmp_path / "a.pt")
+        return tmp_path / "a.pt"
+
+    training.function = function
+    training.backward()
+    assert "path" in told(training.save())
+    assert training.rank.words[Field.SAVES] == 0
+    function()
+    assert training.rank.words[Field.SAVES] == 1
+
+
+# The script's call -----------------------------------------------------------------------------------------------
+
+
+def test_the_last_function_counts_and_none_takes_it_back(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "active", rank)
+    guardrun.hooks.save_with(None)
+    assert rank.in_time is None
+    for function in (lambda: "a", lambda: "b"):
+        guardrun.hooks.save_with(function)
+    assert isinstance(rank.in_time, SaveGate) and rank.in_time.function is function
+    assert rank.has_reached(Milestone.SAVES_IN_TIME)
+    guardrun.hooks.save_with("out/a.pt")  # type: ignore[arg-type]
+    assert rank.in_time.function is function and rank.outbox.get(0.0) is not None, "told, and nothing else"
+    guardrun.hooks.save_with(None)
+    assert not rank.has_reached(Milestone.SAVES_IN_TIME)
+    with pytest.raises(ValueError, match="no function"):
+        InTimeSave(rank, {"step": 3, "until_ns": FAR_NS})
+
+
+def test_where_nobody_would_call_it_it_does_nothing(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "active", rank)
+    rank.settings["jit"] = False
+    guardrun.hooks.save_with(raises)
+    assert rank.in_time is None and not rank.has_reached(Milestone.SAVES_IN_TIME)
+
+
+def test_outside_guardrun_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "active", None)
+    guardrun.hooks.save_with(raises)
+
+
+# The end ---------------------------------------------------------------------------------------------------------
+
+
+def test_only_who_has_lost_a_peer_waits_with_its_end(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(save_gate, "PEER_WAIT_S", 0.2)
+    lost = RuntimeError("[pair.cc:537] gloo: Connection reset by peer")
+    for error in (lost, dist.DistBackendError("watchdog"), ValueError("gloo"), RuntimeError("shapes differ")):
+        began_s = time.monotonic()
+        training.gate.hold(error)
+        waited.append(time.monotonic() - began_s)
+    assert min(waited[:2]) >= 0.2 and max(waited[2:]) < 0.1
+
+
+def test_who_is_asked_meanwhile_waits_until_it_has_saved(training: Training, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"1")
+    training.function = lambda: time.sleep(0.3) or tmp_path  # type: ignore[func-returns-value]
+    training.backward()
+    save = training.save()
+    answers: list[dict[str, Any]] = []
+    beat = threading.Thread(target=lambda: answers.append(told(save)))
+    beat.start()
+    training.gate.hold(RuntimeError("gloo: Connection reset by peer"))
+    assert training.gate.is_answered and not training.gate.is_shut
+    beat.join()
+    assert answers[0]["path"] == str(tmp_path)
+
+
+class ReadGate(SaveGate):
+    """Notes at which depth it is read whether the gate is shut, and opens it once it has been found shut."""
+
+    def __init__(self, rank: Rank) -> None:
+        self.reads: list[tuple[bool, int]] = []
+        self._value = False
+        super().__init__(rank)
+
+    @property
+    def is_shut(self) -> bool:
+        value = self._value
+        self.reads.append((value, self._depth))
+        self._value = False
+        return value
+
+    @is_shut.setter
+    def is_shut(self, value: bool) -> None:
+        self._value = value
+
+
+def test_nobody_gets_in_between_two_looks(rank: Rank) -> None:
+    """Who was told that the way is open is within the step already, for whoever shuts it again just then."""
+    gate = ReadGate(rank)
+    gate.until_ns = time.monotonic_ns() + FAR_NS
+    gate.is_shut = True
+    gate._before(None, (), {})
+    assert gate.reads == [(True, 1), (False, 1)] and gate._depth == 1

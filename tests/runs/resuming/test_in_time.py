@@ -1,0 +1,81 @@
+"""One line in the script, and a rank that is well saves the last finished step before the ranks are ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from guardrun.supervisor.engine.model.actions import SaveInTime
+from guardrun.supervisor.rundir.journal import read_lines
+from tests.runs.runs import QUICK, RESUME, EdgeRuns, Finished, only, own_lines
+
+CONFIG = RESUME + "jit_s = 3\n" + QUICK
+STEPS, AT = 16, 9
+FIRST_SAVE = 5
+
+
+class Trained:
+    """A run to its end."""
+
+    def __init__(self, folder: Path, finished: Finished) -> None:
+        assert finished.returncode == 0, finished
+        self.finished = finished
+        self.asked = sorted(path.name for path in folder.glob("asked-*"))
+        lines = [line.split() for n in (0, 1) for line in (folder / f"losses-{n}").read_text().splitlines()]
+        self.losses = sorted({(int(step), loss) for _, step, loss in lines})
+        self.taken = {attempt: [int(step) for one, step, _ in lines if one == attempt] for attempt in ("0", "1")}
+
+
+def train(edge: EdgeRuns, *arguments: str) -> Trained:
+    return Trained(edge.folder, edge.run("in_time.py", f"--steps={STEPS}", *arguments, config=CONFIG))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    runs = EdgeRuns(tmp_path_factory.mktemp("undisturbed"))
+    trained = train(runs)
+    runs.close()
+    return trained
+
+
+def orders(trained: Trained) -> list[SaveInTime]:
+    assert trained.finished.run_dir is not None
+    lines = [line for line in read_lines(trained.finished.run_dir) if line is not None]
+    return [action for line in lines for action in line.actions if isinstance(action, SaveInTime)]
+
+
+@pytest.mark.parametrize(("fault", "culprit"), [("kill", 0), ("block", 1)])
+def test_no_step_is_done_twice_and_every_loss_is_the_same(
+    fault: str, culprit: int, edge: EdgeRuns, undisturbed: Trained
+) -> None:
+    """Rank 0 is the one that dies: the others have to save in its place."""
+    trained = train(edge, f"--fault={fault}@{AT}:{culprit}")
+    incident = only(trained.finished)
+    jit = incident["evidence"]["jit"]
+    assert "rank" in jit, trained.finished
+    assert (jit["rank"], jit["step"], Path(jit["path"]).name) == (1 - culprit, AT - 1, f"jit_{AT - 1}.pt")
+    assert incident["resumed_from"] == {"path": jit["path"], "step": AT - 1}
+    assert trained.taken == {"0": [*range(1, AT)] * 2, "1": [*range(AT, STEPS + 1)] * 2}
+    assert trained.losses == undisturbed.losses
+    assert trained.asked == [f"asked-0-{1 - culprit}"]
+    lines = own_lines(trained.finished)
+    assert sum(line.startswith(f"rank {1 - culprit} saved step {AT - 1} in 0.") for line in lines) == 1
+
+
+def test_one_that_hangs_after_it_has_saved_costs_its_time_and_the_one_before_is_taken(
+    edge: EdgeRuns, undisturbed: Trained
+) -> None:
+    """What it left is whole, and newer; nobody knows what it is."""
+    trained = train(edge, f"--fault=kill@{AT}:1", "--how=hangs", f"--first-save={FIRST_SAVE}")
+    incident = only(trained.finished)
+    assert incident["evidence"]["jit"] == {"why": "it was not done within 3 s"}
+    assert (edge.folder / "out" / f"jit_{AT - 1}.pt").exists()
+    assert Path(incident["resumed_from"]["path"]).name == f"ckpt_{FIRST_SAVE}.pt"
+    assert trained.taken["1"][0] == FIRST_SAVE + 1
+    assert trained.losses == undisturbed.losses
+
+
+def test_who_is_not_asked_hears_nothing(undisturbed: Trained) -> None:
+    assert undisturbed.asked == [] and orders(undisturbed) == []
+    assert undisturbed.finished.incidents == []

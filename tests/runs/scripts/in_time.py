@@ -1,0 +1,137 @@
+"""DDP over gloo, the same numbers each time; saves by one line when guardrun asks for it, well or badly."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from faults import let_go
+from torch.nn.parallel import DistributedDataParallel
+
+from guardrun import hooks
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--fault", default="", help="of attempt 0: FAULT@STEP:RANK")
+parser.add_argument("--how", default="well", help="how the function saves; none: there is none")
+parser.add_argument("--first-save", type=int, default=0, help="an ordinary save after this step")
+parser.add_argument("--steps", type=int, default=16)
+parser.add_argument("--resume", default="")
+arguments = parser.parse_args()
+RANK, ATTEMPT = int(os.environ["RANK"]), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+FAULT, _, AT = arguments.fault.partition("@")
+OUT = Path("out")
+
+
+class State:
+    def __init__(self) -> None:
+        torch.manual_seed(3)
+        self.model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, 4)))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-2)
+        self.scheduler = torch.optim.lr_scheduler.LinearLR(self.optimizer, total_iters=50)
+        self.steps = 0
+
+    def parts(self) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        return self.model.module, self.optimizer, self.scheduler
+
+    def save(self, name: str, says: int | None = None) -> str:
+        OUT.mkdir(exist_ok=True)
+        content = {str(n): part.state_dict() for n, part in enumerate(self.parts())}
+        named = {"model": content["0"], "optimizer": content["1"], "scheduler": content["2"]}
+        torch.save({**named, "step": self.steps if says is None else says}, OUT / f"{name}.tmp")
+        os.replace(OUT / f"{name}.tmp", OUT / f"{name}.pt")
+        return str(OUT / f"{name}.pt")
+
+    def load(self, path: str) -> None:
+        content = torch.load(path)
+        for name, part in zip(("model", "optimizer", "scheduler"), self.parts(), strict=True):
+            part.load_state_dict(content[name])
+        self.steps = content["step"]
+
+
+dist.init_process_group("gloo")
+state = State()
+
+
+def save_in_time() -> str | None:
+    """Called by guardrun."""
+    Path(f"asked-{ATTEMPT}-{RANK}").touch()
+    how, path = arguments.how, f"jit_{state.steps}"
+    if how == "raises":
+        raise OSError("no space left for this")
+    if how == "hangs":
+        state.save(path)
+        time.sleep(1000)
+    if how == "collective":
+        dist.barrier()
+    if how == "torn":
+        torn = Path(state.save(path))
+        torn.write_bytes(torn.read_bytes()[:-100])
+        return str(torn)
+    if how == "ahead":
+        return state.save(path, state.steps + 1)
+    if how == "missing":
+        return "out/nowhere.pt"
+    if how == "older":
+        return f"out/ckpt_{arguments.first_save}.pt"
+    if how == "nothing":
+        return None
+    if how == "foreign":
+        return __file__
+    return state.save(path)
+
+
+def suffer() -> None:
+    match FAULT:
+        case "block":
+            time.sleep(1000)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "raise":
+            raise ValueError("sample 99 is no image")
+        case "after":  # what follows a step is not done on the other rank, which waits for this one there
+            time.sleep(1000)
+
+
+if arguments.how == "twice":
+    hooks.save_with(lambda: "out/wrong.pt")
+if arguments.how != "none":
+    hooks.save_with(save_in_time)
+if arguments.how == "taken":
+    hooks.save_with(None)
+if arguments.resume:
+    state.load(arguments.resume)
+print(f"attempt {ATTEMPT} rank {RANK} starts at step {state.steps}", file=sys.stderr, flush=True)
+losses = open(f"losses-{RANK}", "a")  # noqa: SIM115
+for step in range(state.steps + 1, arguments.steps + 1):
+    time.sleep(0.02)
+    is_due = ATTEMPT == "0" and f"{step}:{RANK}" == AT
+    batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(1000 * step + RANK))
+    if is_due and FAULT != "after":
+        suffer()
+    state.optimizer.zero_grad()
+    loss = state.model(batch).square().mean()
+    loss.backward()
+    state.optimizer.step()
+    if FAULT == "after" and ATTEMPT == "0" and AT.startswith(f"{step}:"):
+        if is_due:
+            suffer()
+        dist.all_reduce(loss.detach())
+    state.scheduler.step()
+    state.steps = step
+    losses.write(f"{ATTEMPT} {step} {loss.item().hex()}\n")
+    losses.flush()
+    if step == arguments.first_save:
+        if RANK == 0:
+            state.save(f"ckpt_{step}")
+        dist.barrier()
+dist.barrier()
+dist.destroy_process_group()
+let_go()

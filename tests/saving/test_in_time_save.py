@@ -1,0 +1,197 @@
+"""Who is asked to save before all are ended, on real boards, and what becomes of the answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from guardrun.hooks.wire.board import Board, Field, board_name, create_board
+from guardrun.supervisor.collect.ranks.boards import BoardReader
+from guardrun.supervisor.engine.model import actions as ac
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.saving.in_time_save import InTimeNode, InTimeSaves
+from tests.support.waiting import wait_until
+
+STEP = 12
+SAVED = {"path": "/out/a.pt", "inode": 7, "wall_s": 5.0, "took_s": 0.4, "step": STEP}
+
+
+class Node:
+    """A node's supervisor, as far as is used of it. answers: what ranks say; None: nothing."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.boards = {n: self._board(n) for n in range(4)}
+        self.answers: dict[int, dict[str, Any] | str | None] = {}
+        self.asked: list[int] = []
+        self.arguments: list[dict[str, Any]] = []
+        self.events: list[ev.SavedInTime] = []
+        self.looks: list[tuple[str, int]] = []
+        self.found: ev.Checkpoint | str = ev.Checkpoint(path="/out/a.pt", step=STEP)
+        self.samples = 0
+        self.kept: list[int] = []
+        self.pool = self.checkpoint_pool = ThreadPoolExecutor(1)
+        readers = {n: BoardReader(str(folder / board_name(0, n))) for n in self.boards}
+        self.sampler = SimpleNamespace(boards=readers)
+        self.ingest = SimpleNamespace(attempt=0)
+        self.clock = SimpleNamespace(now=lambda: 100.0)
+        self.examinations = SimpleNamespace(ask_here=self._ask, sample=self._sample)
+        self.chooser = SimpleNamespace(hurry=lambda: None, saw_in_time=self._judge)
+
+    def _board(self, number: int) -> Board:
+        create_board(str(self.folder / board_name(0, number)))
+        board = Board(str(self.folder / board_name(0, number)))
+        board.words[Field.STEP], board.words[Field.PID] = STEP, os.getpid()
+        return board
+
+    def _ask(self, number: int, what: str, arguments: dict[str, Any], seconds: float, done: Any) -> None:
+        assert what == "save" and seconds == 20.0
+        self.asked.append(number)
+        self.arguments.append(arguments)
+        answer = self.answers.get(number, SAVED)
+        if isinstance(answer, str):
+            done({}, {number: answer})
+        elif answer is not None:
+            done({number: answer}, {})
+
+    def _sample(self) -> None:
+        self.samples += 1
+
+    def _judge(self, path: str, step: int, *_: object) -> ev.Checkpoint | str:
+        self.looks.append((path, step))
+        return self.found
+
+    def feed(self, event: Any) -> bool:
+        self.events.append(event)
+        return True
+
+    def post(self, call: Any) -> None:
+        call()
+
+    def in_background(self, work: Any, instead: Any, pool: object) -> None:
+        try:
+            self.feed(work())
+        except Exception as error:
+            self.feed(instead(str(error)))
+
+    def save(self, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> ev.SavedInTime | None:
+        order = ac.SaveInTime(request=3, attempt=0, until_s=120.0, global_ranks=list(ranks), alive=[0, 1, 2, 3])
+        InTimeSaves(cast(InTimeNode, self), cast(Any, self), lambda: self.kept.append(1)).begin(order)
+        assert len(self.events) <= 1
+        return self.events[0] if self.events else None
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    one = Node(tmp_path)
+    yield one
+    one.pool.shutdown()
+    for board in one.boards.values():
+        board.close()
+    for reader in one.sampler.boards.values():
+        reader.close()
+
+
+def test_the_first_is_asked_and_what_it_wrote_is_judged(node: Node) -> None:
+    told = node.save((1, 2))
+    assert told == ev.SavedInTime(
+        request=3,
+        attempt=0,
+        global_rank=1,
+        checkpoint=node.found,
+        took_s=0.4,
+        has_begun=True,  # type: ignore[arg-type]
+    )
+    assert (node.asked, node.looks, node.arguments[0]["step"]) == ([1], [("/out/a.pt", STEP)], STEP)
+    assert node.kept
+
+
+def test_what_is_no_checkpoint_is_none(node: Node) -> None:
+    node.found = "it says step 13, and 12 are finished"
+    told = node.save()
+    assert told is not None and told.checkpoint is None
+    assert told.why == "rank 0 saved /out/a.pt: it says step 13, and 12 are finished" and told.has_begun
+
+
+def test_one_whose_function_was_not_called_is_followed_by_the_next_three_in_all(node: Node) -> None:
+    node.answers = {n: {"why": f"no moment ({n})"} for n in range(4)}
+    told = node.save()
+    assert told is not None and (told.why, told.has_begun) == ("rank 2: no moment (2)", False)
+    assert node.asked == [0, 1, 2]
+
+
+@pytest.mark.parametrize("answer", [{"failed": "OSError: full"}, {}, "its hooks did not answer in time"])
+def test_two_never_save_at_once(answer: dict[str, Any] | str, node: Node) -> None:
+    node.answers[0] = answer
+    told = node.save()
+    assert told is not None and told.has_begun and told.checkpoint is None
+    assert node.asked == [0]
+
+
+def test_one_that_is_not_heard_yet_is_looked_for_often(node: Node) -> None:
+    node.answers[0] = None
+    assert node.save() is None
+    assert node.samples == 0
+    node.boards[0].words[Field.EXAMINE_GIVEN] = 1
+    wait_until(lambda: node.samples == 1, 20, "it to be looked")
+
+
+def test_one_that_dies_meanwhile_is_not_waited_for(node: Node) -> None:
+    node.answers[0] = None
+    node.boards[0].words[Field.PID] = 2**22 + 1  # above what the kernel gives out
+    node.save()
+    wait_until(lambda: node.samples == 1, 20, "it to be looked")
+
+
+def test_an_answer_that_comes_too_late_is_not_looked_at(node: Node) -> None:
+    ask = node._ask
+
+    def ask_late(*asked: Any) -> None:
+        node.clock.now = lambda: 120.0
+        ask(*asked)
+
+    node.examinations.ask_here = ask_late
+    assert node.save() is None and node.looks == [] and node.asked == [0]
+
+
+def step_ahead(node: Node) -> None:
+    node.boards[2].words[Field.STEP] = STEP + 1
+
+
+def saving(node: Node) -> None:
+    node.boards[3].words[Field.SAVE_SINCE_NS] = 1
+
+
+def without(node: Node) -> None:
+    del node.sampler.boards[1]
+
+
+def before_the_first(node: Node) -> None:
+    for board in node.boards.values():
+        board.words[Field.STEP] = 0
+
+
+def of_another_attempt(node: Node) -> None:
+    node.ingest.attempt = 1
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (step_ahead, "ranks have finished different numbers of steps: 12 and 13"),
+        (saving, "rank 3 is saving by itself"),
+        (without, "a rank has no board"),
+        (of_another_attempt, "a rank has no board"),
+        (before_the_first, "no step is finished"),
+    ],
+)
+def test_nobody_is_asked_where_it_is_not_known_what_would_be_saved(make: Any, why: str, node: Node) -> None:
+    make(node)
+    assert node.save() == ev.SavedInTime(request=3, attempt=0, why=why)
+    assert node.asked == []
