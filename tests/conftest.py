@@ -74,10 +74,16 @@ def pytest_configure(config: pytest.Config) -> None:
         client.install_for_workers()
 
 
-def pytest_collection_finish() -> None:
-    """What was collected stays: no collection of garbage needs to look at thousands of tests again."""
-    gc.collect()
-    gc.freeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is collected stays: nothing of it is garbage, now or later. Every worker collects everything."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

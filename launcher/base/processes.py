@@ -42,8 +42,8 @@ def parse_stat(text: str) -> Stat:
 def read_stat(pid: int) -> Stat | None:
     """The process's stat, or None where it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return parse_stat(file.read())
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            return parse_stat(file.readall().decode(errors="replace"))
     except (OSError, ValueError, IndexError):
         return None
 
@@ -136,17 +136,25 @@ def read_children(pid: int) -> list[int]:
 
 def read_environment(pid: int) -> dict[str, str]:
     """What a process was started with; empty where it may not be asked, or is gone."""
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            pairs = file.read().decode(errors="surrogateescape").split("\0")
-    except OSError:
-        return {}
+    pairs = _read_environ(pid).decode(errors="surrogateescape").split("\0")
     return {name: value for name, equals, value in (pair.partition("=") for pair in pairs) if equals}
 
 
+def _read_environ(pid: int) -> bytes:
+    try:
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            return file.readall()
+    except OSError:
+        return b""
+
+
 def has_token(pid: int, token: str) -> bool:
-    """Say whether a process was started with the run's mark. False where it may not be asked: it isn't ours then."""
-    return read_environment(pid).get(TOKEN_VARIABLE) == token
+    """Say whether a process was started with the run's mark. False where it may not be asked: it isn't ours then.
+
+    Every process of the user is asked, again and again while an attempt ends: only where the mark occurs is it parsed.
+    """
+    mark = f"{TOKEN_VARIABLE}={token}".encode(errors="surrogateescape")
+    return mark in _read_environ(pid) and read_environment(pid).get(TOKEN_VARIABLE) == token
 
 
 def notify_token(token: str) -> str:

@@ -52,12 +52,12 @@ class SlowJob:
 
     def train(self, seconds: float, work: Work, data: Work | None = None, gc: Work | None = None) -> SlowJob:
         """Go on for so long."""
-        until_s = self.now_s + seconds
+        until_s, ranks, none = self.now_s + seconds, range(self.ranks), [0.0] * self.ranks
         while self.now_s < until_s:
             self.one(
-                [work(rank, self.step) for rank in range(self.ranks)],
-                [data(rank, self.step) if data else 0.0 for rank in range(self.ranks)],
-                [gc(rank, self.step) if gc else 0.0 for rank in range(self.ranks)],
+                [work(rank, self.step) for rank in ranks],
+                [data(rank, self.step) for rank in ranks] if data else none,
+                [gc(rank, self.step) for rank in ranks] if gc else none,
             )
         return self
 

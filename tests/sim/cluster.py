@@ -114,6 +114,7 @@ class Cluster:
 
     def run(self, until_s: float) -> Cluster:
         """Let virtual time pass until then, or until the run is over."""
+        self._due = None  # A test may have changed what the engine remembers.
         while not self.is_over and (at_s := self._next_s()) <= until_s:
             self._turn(at_s)
         if not self.is_over:
@@ -151,11 +152,10 @@ class Cluster:
 
     def feed(self, event: ev.Event) -> None:
         """Tell the engine, note it, carry out what it says."""
-        self._due = None
         actions = self.engine.handle(event, self.now_s)
         if self.is_journalled:
             self.journal.append(Entry(self.engine.last_s, event, msgspec.json.encode(actions)))
-        check_cheap(self.engine)
+        self._due = (self.engine, check_cheap(self.engine))
         for action in actions:
             self._perform(action)
 

@@ -1,6 +1,6 @@
 """Stories in tensor- and data-parallel groups: waits are followed from group to group to the root.
 
-One fault and one decoy at 1,024 ranks, the others at 256: what more of them show is not more.
+One fault and one decoy at 1,024 ranks, the others at 64: what more of them show is not more.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from tests.sim.cluster import Cluster
 from tests.sim.groups import Layout
 from tests.sim.training import Plan
 
-MANY, SOME = 1024, 256
+MANY, SOME = 1024, 64
 
 
 def grouped(ranks: int) -> Cluster:

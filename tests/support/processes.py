@@ -11,6 +11,7 @@ import select
 import signal
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,11 +41,23 @@ def parse_stat(text: str) -> tuple[int, str, int, str]:
     return int(fields[1]), fields[0], int(fields[19]), name
 
 
+def _read(path: str) -> bytes:
+    """A file of /proc, at once: this is done some ten times a test."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        text = b""
+        while part := os.read(descriptor, 1 << 16):
+            text += part
+        return text
+    finally:
+        os.close(descriptor)
+
+
 def read_process(pid: int) -> Process | None:
     """The process, or None where there is none (any more)."""
     try:
-        ppid, state, start, name = parse_stat(Path(f"/proc/{pid}/stat").read_text(errors="replace"))
-        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        ppid, state, start, name = parse_stat(_read(f"/proc/{pid}/stat").decode(errors="replace"))
+        arguments = _read(f"/proc/{pid}/cmdline").split(b"\0")
     except OSError:
         return None
     command = b" ".join(arguments).decode(errors="replace").strip() or f"[{name}]"
@@ -65,11 +78,11 @@ def is_alive(pid: int) -> bool:
 
 def own_children() -> list[Process]:
     """The children of this process, zombies included; without reading all of /proc where the kernel lists them."""
-    try:
-        pids = [pid for path in Path("/proc/self/task").glob("*/children") for pid in path.read_text().split()]
-    except OSError:
-        pids = []
-    if not pids and not Path("/proc/thread-self/children").exists():
+    pids: list[bytes] = []
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError):  # a thread that has ended meanwhile
+            pids += _read(f"/proc/self/task/{thread}/children").split()
+    if not pids and not os.path.exists("/proc/thread-self/children"):
         return [process for process in read_all() if process.ppid == os.getpid()]
     found = (read_process(int(pid)) for pid in pids)
     return [process for process in found if process is not None]

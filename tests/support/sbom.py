@@ -22,7 +22,6 @@ from email.parser import HeaderParser
 from importlib import metadata
 from pathlib import Path
 
-from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model import HashAlgorithm, HashType
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
@@ -58,6 +57,8 @@ def licences(about: Message) -> list[str]:
 
 def component(about: Message, kind: ComponentType = ComponentType.LIBRARY) -> Component:
     """A package as the bill names it; nothing of where it lies."""
+    from cyclonedx.contrib.license.factories import LicenseFactory  # which parses all licences of SPDX
+
     name, version = canonicalize_name(about["Name"]), about["Version"]
     url = PackageURL("pypi", None, name, version)
     made = Component(name=name, version=version, type=kind, purl=url, bom_ref=url.to_string())

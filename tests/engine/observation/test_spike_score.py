@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 
@@ -29,7 +30,10 @@ def by_definition(values: list[float]) -> list[int]:
     found = []
     for place in range(WINDOW, len(values)):
         window = values[place - WINDOW : place]
-        if abs(values[place] - statistics.fmean(window)) >= SIGMAS * statistics.pstdev(window) > 0:
+        average = statistics.fmean(window)
+        # statistics.pstdev counts in fractions: it would take twenty times as long.
+        deviation = math.sqrt(math.fsum((value - average) ** 2 for value in window) / WINDOW)
+        if abs(values[place] - average) >= SIGMAS * deviation > 0:
             found.append(place)
     return found
 
