@@ -156,4 +156,4 @@ def test_the_licence_is_in_the_wheel_and_named(archives: Path) -> None:
         [text] = [name for name in wheel.namelist() if name.endswith(".dist-info/licenses/LICENSE")]
         [metadata] = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
         assert wheel.read(text) == (ROOT / "LICENSE").read_bytes()
-        assert "License-Expression: Apache-2.0\n" in wheel.read(metadata).decode()
+        assert "License-Expression: Apache-2.0 AND MIT\n" in wheel.read(metadata).decode()

@@ -51,7 +51,10 @@ def test_it_lies_beside_its_wheel_and_has_that_ones_hash(folder: Path, written: 
     root = written["metadata"]["component"]
     assert (root["name"], root["version"]) == ("guardrun", wheel.name.split("-")[1])
     assert root["hashes"] == [{"alg": "SHA-256", "content": hashlib.sha256(wheel.read_bytes()).hexdigest()}]
-    assert root["licenses"] == [{"license": {"id": "Apache-2.0"}}]
+    assert root["licenses"] == [{"expression": "Apache-2.0 AND MIT"}]
+    [carried] = root["components"]
+    assert (carried["name"], carried["purl"]) == ("uplot", f"pkg:npm/uplot@{carried['version']}")
+    assert carried["licenses"] == [{"license": {"id": "MIT"}}]
     assert (written["bomFormat"], written["specVersion"]) == ("CycloneDX", "1.6")
 
 
@@ -89,7 +92,7 @@ def test_it_names_no_path_and_no_host(folder: Path, written: dict[str, Any]) -> 
     )
     # "/" is in what the format itself has, and in the packages' own names.
     for value in re.findall(r'"([^"]*/[^"]*)"', text):
-        assert value.startswith(("http://cyclonedx.org/schema/", "pkg:pypi/")), value
+        assert value.startswith(("http://cyclonedx.org/schema/", "pkg:pypi/", "pkg:npm/uplot@")), value
     assert written["metadata"]["timestamp"] == "2023-11-14T22:13:20+00:00"
 
 

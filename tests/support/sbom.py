@@ -33,6 +33,8 @@ from packaging.utils import canonicalize_name
 
 CLASSIFIER = "License :: "
 UNNAMED = "OSI Approved"
+UPLOT = "/uplot/uPlot.iife.min.js"
+"""In the wheel: what `guardctl web` draws with, as its makers released it."""
 
 
 def read_metadata(wheel: Path) -> Message:
@@ -70,6 +72,19 @@ def component(about: Message, kind: ComponentType = ComponentType.LIBRARY) -> Co
     return made
 
 
+def carried(wheel: Path) -> Component:
+    """uPlot, which the wheel has in it; its first line says which."""
+    with zipfile.ZipFile(wheel) as archive:
+        [name] = [name for name in archive.namelist() if name.endswith(UPLOT)]
+        text = archive.read(name)
+    version = text.split(b"\n", 1)[0].partition(b"(v")[2].partition(b")")[0].decode()
+    url = PackageURL("npm", None, "uplot", version)
+    made = Component(name="uplot", version=version, type=ComponentType.LIBRARY, purl=url, bom_ref=url.to_string())
+    made.licenses.add(DisjunctiveLicense(id="MIT"))
+    made.hashes.add(HashType(alg=HashAlgorithm.SHA_256, content=hashlib.sha256(text).hexdigest()))
+    return made
+
+
 def asked_for(lines: list[str], extras: frozenset[str]) -> list[tuple[str, frozenset[str]]]:
     """(package, its extras) of each requirement that holds here."""
     found = []
@@ -86,6 +101,7 @@ def bill(wheel: Path, epoch_s: int | None) -> Bom:
     about = read_metadata(wheel)
     root = component(about, ComponentType.APPLICATION)
     root.hashes.add(HashType(alg=HashAlgorithm.SHA_256, content=digest))
+    root.components.add(carried(wheel))
     made = Bom(serial_number=uuid.uuid5(uuid.NAMESPACE_URL, f"sha256:{digest}"))
     made.metadata.component = root
     # The model has a date of its own otherwise: that of this moment.
