@@ -6,6 +6,9 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
+import msgspec
+
+from guardrun.supervisor.report import save_interval
 from guardrun.supervisor.report.elements import evidence_reader as ev
 from guardrun.supervisor.report.elements.html_page import Guard, Table, make_table, render
 from guardrun.supervisor.report.elements.quantities import duration, place_words
@@ -34,6 +37,7 @@ def run_html(data: dict[str, Any], story: Story | None) -> str:
         "incidents": lambda: [_incident(record) for record in incidents[:MAX_ROWS]],
         "notes": lambda: [_note(note) for note in data.get("notes") or []],
         "uses": lambda: _uses(data["uses_s"]),
+        "saves": lambda: _saves(data.get("save_interval")),
         "ranks_over_time": lambda: lay_out_ranks(story, culprits) if story else None,
         "steps": lambda: lay_out_steps(story) if story else [],
         "attempts": lambda: _attempts(data["attempts"]),
@@ -141,6 +145,10 @@ def _uses(uses: dict[str, float]) -> dict[str, Any] | None:
         "uses": list(used),
         "table": make_table(["Use", "What that is", "Time", "Share"], rows, wide=("What that is",)),
     }
+
+
+def _saves(found: dict[str, Any] | None) -> str:
+    return save_interval.describe(msgspec.convert(found, save_interval.SaveInterval)) if found else ""
 
 
 def _attempts(attempts: list[dict[str, Any]]) -> Table | None:

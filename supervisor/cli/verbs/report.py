@@ -24,8 +24,10 @@ from guardrun.supervisor.cli.base.verb import (
     whose_else,
     write_named,
 )
+from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.recovery.run_summary import attempt_record, summary
 from guardrun.supervisor.engine.state.state import State
+from guardrun.supervisor.report import save_interval
 from guardrun.supervisor.report.elements.quantities import iso_time, parse_iso_time
 from guardrun.supervisor.report.run_page import USES, run_html
 from guardrun.supervisor.report.run_record import read_incidents, read_json, short_incident
@@ -74,11 +76,16 @@ def _with_links(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def read_story(run_dir: Path, run: RunFile, node: str) -> tuple[dict[str, Any], Story | None]:
     """What is known of a run, as plain data and as what is drawn. A journal that is torn or gone is no error."""
-    timeline = Timeline(is_whole_run=True)
+    timeline, saves = Timeline(is_whole_run=True), save_interval.Saves()
     troubles: list[str] = []
     state = State()
+
+    def feed(event: ev.Event, now_s: float) -> None:
+        timeline.feed(event, now_s)
+        saves.feed(event, now_s)
+
     try:
-        engine, result = recover(run_dir, timeline.feed, with_rotated=True, watch_others=True)
+        engine, result = recover(run_dir, feed, with_rotated=True, watch_others=True)
     except OSError as error:
         troubles.append(f"the journal can't be read: {error.strerror or error}")
     else:
@@ -99,7 +106,11 @@ def read_story(run_dir: Path, run: RunFile, node: str) -> tuple[dict[str, Any], 
     if len(incidents) < len(state.incidents):
         troubles.append(f"{len(state.incidents) - len(incidents)} incidents of the journal have no incident.json")
     data = _data(run_dir, run, state, timeline, node)
-    data |= {"incidents": incidents, "troubles": troubles}
+    uses_s = data["uses_s"]
+    stepping_s = uses_s.get("training", 0.0) + uses_s.get("redoing", 0.0)
+    terms = save_interval.Terms(data["restarts"], stepping_s, uses_s.get("redoing", 0.0))
+    found = save_interval.judge(saves, terms)
+    data |= {"incidents": incidents, "troubles": troubles, "save_interval": msgspec.to_builtins(found)}
     signs = _signs(incidents, run.created_wall_s)
     story = run_story(timeline, signs) if timeline.last_s > 0 else None
     data["steps"] = [list(point) for point in thin(step_times(story.front))] if story else []
