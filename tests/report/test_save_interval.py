@@ -51,7 +51,8 @@ def test_saves_that_come_too_seldom() -> None:
     assert found.best_cost_s == pytest.approx(2 * 103.7 + 15 * HOUR / 207.4 * 0.8, rel=0.02)
     assert describe(found) == (
         "The run saved every 1 h; what was done again after restarts, and saves of 0.8 s each, took 58 min 10 s. A "
-        "save every 3 min 27 s would have cost some 6 min 56 s, where training is broken off every 7 h 30 min on average."
+        "save every 3 min 27 s would have cost some 6 min 56 s, where training is broken off every 7 h 30 min on "
+        "average."
     )
 
 
