@@ -225,7 +225,7 @@ class Chooser:
             if times_of := [when for when in spoiled if self._is_spoiled(one.candidate, when)]:
                 certain = next((when.why for when in times_of if when.why), "")
                 verdict: Verdict = Torn(certain or SPOILED)
-                spoilt += [] if certain else [one]
+                spoilt += [] if certain and not self._has_replaced(one.candidate, times_of) else [one]
             elif self._is_unreadable(one.candidate, unwanted):
                 verdict = Torn(UNREADABLE)
             else:
@@ -252,8 +252,8 @@ class Chooser:
         if isinstance(judged, str):
             return judged
         candidate, said = judged
-        if said is not None and said != step + self._offset(attempt, candidate.path):
-            return f"it says step {said}, and {step} are finished"
+        if said is not None and said != (right := step + self._offset(attempt, candidate.path)):
+            return f"it says step {said}, " + (f"and {step} are finished" if right == step else f"where {right} would be right")
         self.saw_saved(path, step, wall_s, inode, attempt)
         written_wall_s = candidate.written_ns / 1e9
         shown = step if said is None else said
@@ -274,10 +274,32 @@ class Chooser:
         with self._lock:
             saves = [pair for pair in self._memory.saved.items() if pair[1].attempt == attempt and pair[1].is_sure]
         for other, save in reversed(saves[-_OFFSETS:]):
+            if other == path:
+                said = self._said_then(other, save)
+                if said is not None:
+                    return said - save.step
+                continue
             judged = self._judge_saved(other)
             if not isinstance(judged, str) and judged[0].path != path and judged[1] is not None:
                 return judged[1] - save.step
         return 0
+
+    def _said_then(self, path: str, save: Saved) -> int | None:
+        """Which step a file said that has been written over since, if it was looked at before; None: not known."""
+        if save.stat is None:
+            return None
+        files = frozenset({(path, FileStat(*save.stat))})
+        for (_, judged, _, known), verdict in list(self._verdicts.items()):
+            if judged == path and known == files and isinstance(verdict, Whole):
+                return verdict.step
+        return None
+
+    def _has_replaced(self, candidate: Candidate, times: Sequence[Spoiled]) -> bool:
+        """Whether it lies where the hooks saw an ordinary save before: that one is gone, so nobody can go back to it."""
+        since_s = min(when.since_s for when in times)
+        with self._lock:
+            save = self._memory.saved.get(candidate.path)
+        return save is not None and save.is_sure and save.wall_s < since_s
 
     def _choose_spoilt(
         self, spoilt: list[Found], pool: list[Found], skipped: list[Skipped], resume_first: bool
@@ -286,8 +308,10 @@ class Chooser:
         for one in spoilt:
             verdict = self._check(one)
             if isinstance(verdict, Whole):
-                skipped = [other for other in skipped if other.path != one.candidate.path]
-                return replace(self._choice(one, verdict, pool, skipped, resume_first), doubt=SPOILED)
+                path = one.candidate.path
+                doubt = next((other.reason for other in skipped if other.path == path), SPOILED)
+                skipped = [other for other in skipped if other.path != path]
+                return replace(self._choice(one, verdict, pool, skipped, resume_first), doubt=doubt)
         return Choice(None, skipped)
 
     def _choose_doubtful(
