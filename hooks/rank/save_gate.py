@@ -82,6 +82,8 @@ class SaveGate:
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._versions: list[tuple[Any, int]] = []
         """Of some parameters, after the last step: how often they have been written to."""
+        self._calls = rank.words[Field.API_CALLS]
+        """Of the script's own step(), before the first step that is seen."""
         self._averaged = 0
         """Backward passes since the last step by which replicas' gradients were to be averaged."""
 
@@ -124,6 +126,8 @@ class SaveGate:
             if self._depth < 0 or get_ident() != self._rank.owner_ident:
                 self._odd = "an optimizer steps where that is not seen"
             if self._depth == 0:
+                if not self._counts and self._rank.words[Field.API_CALLS] != self._calls:
+                    self._odd = "its script has counted a step before its optimizer has done one"
                 self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
                 firsts = [group["params"][0] for group in optimizer.param_groups if group["params"]]
                 self._versions = [(weakref.ref(parameter), parameter._version) for parameter in firsts]

@@ -252,8 +252,9 @@ class Chooser:
         if isinstance(judged, str):
             return judged
         candidate, said = judged
-        if said is not None and said != (right := step + self._offset(attempt, candidate.path)):
-            return f"it says step {said}, " + (f"and {step} are finished" if right == step else f"where {right} would be right")
+        right = step + self._offset(attempt, candidate.path)
+        if said is not None and said != right:
+            return f"it says step {said}, {f'and {step} are finished' if right == step else f'where {right} is right'}"
         self.saw_saved(path, step, wall_s, inode, attempt)
         written_wall_s = candidate.written_ns / 1e9
         shown = step if said is None else said
@@ -295,7 +296,7 @@ class Chooser:
         return None
 
     def _has_replaced(self, candidate: Candidate, times: Sequence[Spoiled]) -> bool:
-        """Whether it lies where the hooks saw an ordinary save before: that one is gone, so nobody can go back to it."""
+        """Whether it lies where the hooks saw an ordinary save before: that one is gone."""
         since_s = min(when.since_s for when in times)
         with self._lock:
             save = self._memory.saved.get(candidate.path)

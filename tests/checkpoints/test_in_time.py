@@ -114,5 +114,5 @@ def test_how_a_script_counts_is_known_from_a_save_that_was_written_over(run: Run
     run.save("last.pt", 41)
     assert run.chooser.prevalidate().checkpoint is not None
     (run.folder / "last.pt").unlink()
-    assert run.saw(run.write("last.pt", "@training"), 40) == "it says step 40, where 39 would be right"
+    assert run.saw(run.write("last.pt", "@training"), 40) == "it says step 40, where 39 is right"
     assert isinstance(run.saw(run.folder / "last.pt", 41), Checkpoint)

@@ -127,6 +127,24 @@ def test_parameters_that_are_shifted_for_a_second_pass_are_not_saved(training: T
     assert training.why_not() == ""
 
 
+@pytest.mark.parametrize("is_early", [False, True])
+def test_steps_that_are_counted_where_they_begin_are_not_those_that_are_done(
+    is_early: bool, make: Callable[..., Training]
+) -> None:
+    one = make()
+    for _ in range(3):
+        if is_early:
+            one.rank.count_step(None, 0)
+        one.train()
+        if not is_early:
+            one.rank.count_step(None, 0)
+    if is_early:
+        one.rank.count_step(None, 0)
+    one.backward()
+    early = "its script has counted a step before its optimizer has done one"
+    assert one.why_not() == (early if is_early else "")
+
+
 def test_before_the_first_step_there_is_nothing(make: Callable[..., Training]) -> None:
     one = make()
     one.backward()
