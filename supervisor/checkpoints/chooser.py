@@ -29,7 +29,7 @@ from guardrun.supervisor.checkpoints.format_table import AUTO, FORMATS, get_form
 from guardrun.supervisor.checkpoints.formats.format import Candidate, Format
 from guardrun.supervisor.checkpoints.reading.confined_reader import Confined, Judge, Patience
 from guardrun.supervisor.checkpoints.reading.dcp_metadata import METADATA
-from guardrun.supervisor.checkpoints.reading.folder_contents import NAME_LIKE, FileStat, Place
+from guardrun.supervisor.checkpoints.reading.folder_contents import NAME_LIKE, FileStat, Place, read_stat
 from guardrun.supervisor.checkpoints.reading.inspector import Inspector
 from guardrun.supervisor.checkpoints.reading.verdicts import Torn, Unjudged, Verdict, Whole
 from guardrun.supervisor.checkpoints.saved import (
@@ -225,7 +225,7 @@ class Chooser:
             if times_of := [when for when in spoiled if self._is_spoiled(one.candidate, when)]:
                 certain = next((when.why for when in times_of if when.why), "")
                 verdict: Verdict = Torn(certain or SPOILED)
-                spoilt += [] if certain and not self._has_replaced(one.candidate, times_of) else [one]
+                spoilt += [] if certain and not self._has_lost_others(times_of) else [one]
             elif self._is_unreadable(one.candidate, unwanted):
                 verdict = Torn(UNREADABLE)
             else:
@@ -295,12 +295,13 @@ class Chooser:
                 return verdict.step
         return None
 
-    def _has_replaced(self, candidate: Candidate, times: Sequence[Spoiled]) -> bool:
-        """Whether it lies where the hooks saw an ordinary save before: that one is gone."""
+    def _has_lost_others(self, times: Sequence[Spoiled]) -> bool:
+        """Whether an ordinary save from before is gone, or written over: what was written then may have cost it."""
         since_s = min(when.since_s for when in times)
         with self._lock:
-            save = self._memory.saved.get(candidate.path)
-        return save is not None and save.is_sure and save.wall_s < since_s
+            saves = list(self._memory.saved.items())
+        known = [(path, save.stat) for path, save in saves if save.is_sure and save.stat and save.wall_s < since_s]
+        return any(read_stat(path) != stat for path, stat in known)
 
     def _choose_spoilt(
         self, spoilt: list[Found], pool: list[Found], skipped: list[Skipped], resume_first: bool

@@ -110,6 +110,20 @@ def test_one_that_failed_in_the_place_of_an_ordinary_save_is_better_than_to_begi
     assert taken(run.chooser.choose(is_urgent=True, spoiled=[certain])) == "ckpt_30.pt"
 
 
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_function_that_removes_older_ones_and_fails_does_not_cost_all(is_removed: bool, run: Run) -> None:
+    older = run.save("ckpt_30.pt", 30)
+    since_s = time.time() + 0.01
+    time.sleep(0.02)
+    run.write("jit_40.pt")
+    if is_removed:
+        older.unlink()
+    certain = Spoiled(attempt=0, from_step=2**62, since_s=since_s, until_s=time.time() + 1, why="it failed")
+    choice = run.chooser.choose(is_urgent=True, spoiled=[certain])
+    assert taken(choice) == ("jit_40.pt" if is_removed else "ckpt_30.pt")
+    assert choice.doubt == ("it failed" if is_removed else "")
+
+
 def test_how_a_script_counts_is_known_from_a_save_that_was_written_over(run: Run) -> None:
     run.save("last.pt", 41)
     assert run.chooser.prevalidate().checkpoint is not None
