@@ -436,6 +436,8 @@ def install(module: Any, rank: Rank) -> None:
     def backward(self: Any, gradient: Any = None, *args: Any, **kwargs: Any) -> Any:
         pace.backwards += 1
         pace.began = pulses = pace.pulses
+        if (gate := rank.in_time) is not None:
+            gate.on_backward()
         if pulses < pace.quiet_until or gradient is not None or get_ident() != rank.owner_ident:
             return original(self, gradient, *args, **kwargs)
         metrics = rank.metrics

@@ -260,6 +260,9 @@ class SaveGate(Protocol):
     def open(self, optimizers: Any) -> None:
         """Torch's optimizers can be heard of. optimizers: torch.optim.optimizer."""
 
+    def on_backward(self) -> None:
+        """A backward pass begins."""
+
     def hold(self, error: BaseException) -> None:
         """The thread that trains ends by this: wait a moment if its state may be wanted. Never raises."""
 

@@ -82,6 +82,10 @@ class SaveGate:
         self._counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._versions: list[tuple[Any, int]] = []
         """Of some parameters, after the last step: how often they have been written to."""
+        self._calls = rank.words[Field.API_CALLS]
+        """Of the script's own step(), before the first step that is seen."""
+        self._averaged = 0
+        """Backward passes since the last step by which replicas' gradients were to be averaged."""
 
     def open(self, optimizers: Any) -> None:
         """Torch's optimizers can be heard of."""
@@ -106,12 +110,24 @@ class SaveGate:
             time.sleep(POLL_S)
             self._depth += 1
 
+    def on_backward(self) -> None:
+        """A backward pass begins. Never raises."""
+        try:
+            models = self._rank.spent.models() if self._rank.spent is not None else ()
+            self._averaged += any(model.require_backward_grad_sync for model in models)
+        except Exception as error:
+            self._odd = "its backward passes can't be counted"
+            self._rank.fail("save_with", error)
+
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
+            self._averaged = 0
             self._depth -= 1
             if self._depth < 0 or get_ident() != self._rank.owner_ident:
                 self._odd = "an optimizer steps where that is not seen"
             if self._depth == 0:
+                if not self._counts and self._rank.words[Field.API_CALLS] != self._calls:
+                    self._odd = "its script has counted a step before its optimizer has done one"
                 self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
                 firsts = [group["params"][0] for group in optimizer.param_groups if group["params"]]
                 self._versions = [(weakref.ref(parameter), parameter._version) for parameter in firsts]
@@ -124,11 +140,14 @@ class SaveGate:
         try:
             if self.function is None or not self._rank.is_owner():
                 return
+            if isinstance(error, KeyboardInterrupt):
+                self.is_answered = True  # somebody wants the end now
+                return
             asked_by = monotonic_ns() + int(PEER_WAIT_S * 1e9) if has_lost_peer(error) else 0
             while not self.is_asked and monotonic_ns() < asked_by:
                 time.sleep(POLL_S)
         except BaseException as failure:  # Ctrl-C, too: it ends anyway, and by the error that is about to be shown.
-            self._rank.fail("save_with", failure)
+            self._interrupted(failure)
         self.finish()
 
     def finish(self) -> None:
@@ -138,7 +157,12 @@ class SaveGate:
             while self.is_asked and not self.is_answered and monotonic_ns() < until_ns:
                 time.sleep(POLL_S)
         except BaseException as failure:  # likewise
-            self._rank.fail("save_with", failure)
+            self._interrupted(failure)
+
+    def _interrupted(self, failure: BaseException) -> None:
+        """Somebody wants the end now: it is not waited for once more as the interpreter ends."""
+        self.is_answered = True
+        self._rank.fail("save_with", failure)
 
     # On the thread that saves ------------------------------------------------------------------------------------
 
@@ -173,6 +197,9 @@ class SaveGate:
             return "no backward pass has begun since its last step: what follows a step may not be done"
         if rank.step_now() != step:
             return f"it has finished {rank.step_now()} steps, and others {step}"
+        if self._averaged > 1:
+            # Between them some scripts shift parameters for a while (adversarial training), and by `.data` unseen.
+            return "gradients have been averaged more than once since its last step"
         known = [(reference(), version) for reference, version in self._versions]
         if any(parameter is None or parameter._version != version for parameter, version in known):
             return "something has changed its parameters since its last step"

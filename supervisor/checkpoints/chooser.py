@@ -29,7 +29,7 @@ from guardrun.supervisor.checkpoints.format_table import AUTO, FORMATS, get_form
 from guardrun.supervisor.checkpoints.formats.format import Candidate, Format
 from guardrun.supervisor.checkpoints.reading.confined_reader import Confined, Judge, Patience
 from guardrun.supervisor.checkpoints.reading.dcp_metadata import METADATA
-from guardrun.supervisor.checkpoints.reading.folder_contents import NAME_LIKE, FileStat, Place
+from guardrun.supervisor.checkpoints.reading.folder_contents import NAME_LIKE, FileStat, Place, read_stat
 from guardrun.supervisor.checkpoints.reading.inspector import Inspector
 from guardrun.supervisor.checkpoints.reading.verdicts import Torn, Unjudged, Verdict, Whole
 from guardrun.supervisor.checkpoints.saved import (
@@ -225,7 +225,7 @@ class Chooser:
             if times_of := [when for when in spoiled if self._is_spoiled(one.candidate, when)]:
                 certain = next((when.why for when in times_of if when.why), "")
                 verdict: Verdict = Torn(certain or SPOILED)
-                spoilt += [] if certain else [one]
+                spoilt += [] if certain and not self._has_lost_others(times_of) else [one]
             elif self._is_unreadable(one.candidate, unwanted):
                 verdict = Torn(UNREADABLE)
             else:
@@ -252,8 +252,9 @@ class Chooser:
         if isinstance(judged, str):
             return judged
         candidate, said = judged
-        if said is not None and said != step + self._offset(attempt, candidate.path):
-            return f"it says step {said}, and {step} are finished"
+        right = step + self._offset(attempt, candidate.path)
+        if said is not None and said != right:
+            return f"it says step {said}, {f'and {step} are finished' if right == step else f'where {right} is right'}"
         self.saw_saved(path, step, wall_s, inode, attempt)
         written_wall_s = candidate.written_ns / 1e9
         shown = step if said is None else said
@@ -274,10 +275,33 @@ class Chooser:
         with self._lock:
             saves = [pair for pair in self._memory.saved.items() if pair[1].attempt == attempt and pair[1].is_sure]
         for other, save in reversed(saves[-_OFFSETS:]):
+            if other == path:
+                said = self._said_then(other, save)
+                if said is not None:
+                    return said - save.step
+                continue
             judged = self._judge_saved(other)
             if not isinstance(judged, str) and judged[0].path != path and judged[1] is not None:
                 return judged[1] - save.step
         return 0
+
+    def _said_then(self, path: str, save: Saved) -> int | None:
+        """Which step a file said that has been written over since, if it was looked at before; None: not known."""
+        if save.stat is None:
+            return None
+        files = frozenset({(path, FileStat(*save.stat))})
+        for (_, judged, _, known), verdict in list(self._verdicts.items()):
+            if judged == path and known == files and isinstance(verdict, Whole):
+                return verdict.step
+        return None
+
+    def _has_lost_others(self, times: Sequence[Spoiled]) -> bool:
+        """Whether an ordinary save from before is gone, or written over: what was written then may have cost it."""
+        since_s = min(when.since_s for when in times)
+        with self._lock:
+            saves = list(self._memory.saved.items())
+        known = [(path, save.stat) for path, save in saves if save.is_sure and save.stat and save.wall_s < since_s]
+        return any(read_stat(path) != stat for path, stat in known)
 
     def _choose_spoilt(
         self, spoilt: list[Found], pool: list[Found], skipped: list[Skipped], resume_first: bool
@@ -286,8 +310,10 @@ class Chooser:
         for one in spoilt:
             verdict = self._check(one)
             if isinstance(verdict, Whole):
-                skipped = [other for other in skipped if other.path != one.candidate.path]
-                return replace(self._choice(one, verdict, pool, skipped, resume_first), doubt=SPOILED)
+                path = one.candidate.path
+                doubt = next((other.reason for other in skipped if other.path == path), SPOILED)
+                skipped = [other for other in skipped if other.path != path]
+                return replace(self._choice(one, verdict, pool, skipped, resume_first), doubt=doubt)
         return Choice(None, skipped)
 
     def _choose_doubtful(

@@ -95,3 +95,38 @@ def test_what_others_saved_meanwhile_is_taken_all_the_same(run: Run) -> None:
     run.save("ckpt_40.pt", 40)
     certain = Spoiled(attempt=0, from_step=2**62, since_s=since_s, until_s=time.time() + 1, why="it failed")
     assert taken(run.chooser.choose(is_urgent=True, spoiled=[certain])) == "ckpt_40.pt"
+
+
+def test_one_that_failed_in_the_place_of_an_ordinary_save_is_better_than_to_begin_anew(run: Run) -> None:
+    """What could be gone back to was written over; without the line it would still be there."""
+    run.save("last.pt", 40)
+    since_s = time.time() + 0.01
+    time.sleep(0.02)
+    assert isinstance(run.saw(run.write("last.pt", "@training"), 39), str)
+    certain = Spoiled(attempt=0, from_step=2**62, since_s=since_s, until_s=time.time() + 1, why="it failed")
+    choice = run.chooser.choose(is_urgent=True, spoiled=[certain])
+    assert taken(choice) == "last.pt" and choice.doubt == "it failed"
+    run.save("ckpt_30.pt", 40)
+    assert taken(run.chooser.choose(is_urgent=True, spoiled=[certain])) == "ckpt_30.pt"
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_a_function_that_removes_older_ones_and_fails_does_not_cost_all(is_removed: bool, run: Run) -> None:
+    older = run.save("ckpt_30.pt", 30)
+    since_s = time.time() + 0.01
+    time.sleep(0.02)
+    run.write("jit_40.pt")
+    if is_removed:
+        older.unlink()
+    certain = Spoiled(attempt=0, from_step=2**62, since_s=since_s, until_s=time.time() + 1, why="it failed")
+    choice = run.chooser.choose(is_urgent=True, spoiled=[certain])
+    assert taken(choice) == ("jit_40.pt" if is_removed else "ckpt_30.pt")
+    assert choice.doubt == ("it failed" if is_removed else "")
+
+
+def test_how_a_script_counts_is_known_from_a_save_that_was_written_over(run: Run) -> None:
+    run.save("last.pt", 41)
+    assert run.chooser.prevalidate().checkpoint is not None
+    (run.folder / "last.pt").unlink()
+    assert run.saw(run.write("last.pt", "@training"), 40) == "it says step 40, where 39 is right"
+    assert isinstance(run.saw(run.folder / "last.pt", 41), Checkpoint)

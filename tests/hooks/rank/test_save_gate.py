@@ -64,6 +64,7 @@ class Training:
         self.optimizer.zero_grad()
         loss = self.model(torch.ones(3, 4)).square().mean()
         self.rank.pace.began = self.rank.pace.pulses  # as hooks/patches/metrics.py does
+        self.gate.on_backward()
         loss.backward()
 
     def train(self, steps: int = 1) -> None:
@@ -105,12 +106,43 @@ def training(make: Callable[..., Training]) -> Training:
 
 def test_between_a_backward_pass_and_a_step_it_is_whole_and_nowhere_else(training: Training) -> None:
     assert "what follows a step may not be done" in training.why_not()
-    training.backward()
+    with training.model.no_sync():
+        training.backward()
     assert training.why_not() == ""
     training.backward()  # gradients add up: nothing that is saved changes
     assert training.why_not() == ""
     training.optimizer.step()
     assert "what follows a step may not be done" in training.why_not()
+
+
+def test_parameters_that_are_shifted_for_a_second_pass_are_not_saved(training: Training) -> None:
+    """Adversarial training, as it is mostly written: torch counts no writes to `.data`."""
+    training.backward()
+    for parameter in training.model.parameters():
+        parameter.data.add_(1)
+    training.backward()
+    assert training.why_not() == "gradients have been averaged more than once since its last step"
+    training.optimizer.step()
+    training.backward()
+    assert training.why_not() == ""
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_steps_that_are_counted_where_they_begin_are_not_those_that_are_done(
+    is_early: bool, make: Callable[..., Training]
+) -> None:
+    one = make()
+    for _ in range(3):
+        if is_early:
+            one.rank.count_step(None, 0)
+        one.train()
+        if not is_early:
+            one.rank.count_step(None, 0)
+    if is_early:
+        one.rank.count_step(None, 0)
+    one.backward()
+    early = "its script has counted a step before its optimizer has done one"
+    assert one.why_not() == (early if is_early else "")
 
 
 def test_before_the_first_step_there_is_nothing(make: Callable[..., Training]) -> None:
@@ -382,6 +414,33 @@ def test_who_is_asked_meanwhile_waits_until_it_has_saved(training: Training, tmp
     assert training.gate.is_answered and not training.gate.is_shut
     beat.join()
     assert answers[0]["path"] == str(tmp_path)
+
+
+class Pressed:
+    """Ctrl-C at the first look at a clock."""
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def __call__(self) -> int:
+        self.looks += 1
+        if self.looks == 1:
+            raise KeyboardInterrupt
+        return 0
+
+
+def test_ctrl_c_ends_it_while_the_function_goes_on(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not once more as the interpreter ends, either."""
+    gate = training.gate
+    gate.until_ns = time.monotonic_ns() + FAR_NS
+    for error in (KeyboardInterrupt(), ValueError("bad batch")):
+        gate.is_asked, gate.is_answered = True, False
+        pressed = Pressed()
+        monkeypatch.setattr(save_gate, "monotonic_ns", pressed)
+        gate.hold(error)
+        assert gate.is_answered
+        gate.finish()
+    assert pressed.looks == 1
 
 
 class ReadGate(SaveGate):
