@@ -21,7 +21,7 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -88,6 +88,14 @@ class Choice:
     format: Format | None = None
     doubt: str = ""
     """Why the checkpoint could not be judged: it is taken for want of a whole one. Empty: it is whole."""
+
+
+class SeenInTime(NamedTuple):
+    """What a rank has saved in time."""
+
+    checkpoint: Checkpoint
+    is_unchecked: bool
+    """Nothing shows whether the step that it says is counted as guardrun counts."""
 
 
 class Chooser:
@@ -242,7 +250,7 @@ class Chooser:
                 return choice
         return self._choose_spoilt(spoilt if is_urgent else [], pool, skipped, resume_first)
 
-    def saw_in_time(self, path: str, step: int, wall_s: float, inode: int, attempt: int) -> Checkpoint | str:
+    def saw_in_time(self, path: str, step: int, wall_s: float, inode: int, attempt: int) -> SeenInTime | str:
         """Note what a rank has saved in time, at a step that it has finished, if it is whole; else say why not.
 
         If it says a step, it must be that one, or as far from it as in what the attempt has saved before.
@@ -252,13 +260,15 @@ class Chooser:
         if isinstance(judged, str):
             return judged
         candidate, said = judged
-        right = step + self._offset(attempt, candidate.path)
+        offset = self._offset(attempt, candidate.path)
+        right = step + (offset or 0)
         if said is not None and said != right:
             return f"it says step {said}, {f'and {step} are finished' if right == step else f'where {right} is right'}"
         self.saw_saved(path, step, wall_s, inode, attempt)
         written_wall_s = candidate.written_ns / 1e9
         shown = step if said is None else said
-        return Checkpoint(path=candidate.path, step=shown, format=candidate.format, written_wall_s=written_wall_s)
+        found = Checkpoint(path=candidate.path, step=shown, format=candidate.format, written_wall_s=written_wall_s)
+        return SeenInTime(found, said is None or offset is None)
 
     def _judge_saved(self, real: str) -> tuple[Candidate, int | None] | str:
         """What lies there, and which step it says, if it is a whole checkpoint; else why it is none."""
@@ -270,8 +280,11 @@ class Chooser:
             return verdict.reason
         return candidate, verdict.step if verdict.step is not None else candidate.step
 
-    def _offset(self, attempt: int, path: str) -> int:
-        """How far what its last save says lies from the steps that were counted then: some scripts count from 0."""
+    def _offset(self, attempt: int, path: str) -> int | None:
+        """How far what its last save says lies from the steps that were counted then: some scripts count from 0.
+
+        None: it has saved nothing that says a step.
+        """
         with self._lock:
             saves = [pair for pair in self._memory.saved.items() if pair[1].attempt == attempt and pair[1].is_sure]
         for other, save in reversed(saves[-_OFFSETS:]):
@@ -283,7 +296,7 @@ class Chooser:
             judged = self._judge_saved(other)
             if not isinstance(judged, str) and judged[0].path != path and judged[1] is not None:
                 return judged[1] - save.step
-        return 0
+        return None
 
     def _said_then(self, path: str, save: Saved) -> int | None:
         """Which step a file said that has been written over since, if it was looked at before; None: not known."""

@@ -122,7 +122,7 @@ class InTimeSaves:
         inode = told.get("inode")
         chooser = self._context.chooser
 
-        def event(checkpoint: ev.Checkpoint | None, why: str) -> ev.Event:
+        def event(checkpoint: ev.Checkpoint | None, why: str, *, is_unchecked: bool = False) -> ev.Event:
             return ev.SavedInTime(
                 request=action.request,
                 attempt=action.attempt,
@@ -131,6 +131,7 @@ class InTimeSaves:
                 took_s=took_s,
                 why=why[:MAX_WHY_CHARS],
                 has_begun=True,
+                is_unchecked=is_unchecked,
             )
 
         def work() -> ev.Event:
@@ -139,7 +140,7 @@ class InTimeSaves:
             self._keep()
             if isinstance(found, str):
                 return event(None, f"rank {number} saved {path}: {found}")
-            return event(found, "")
+            return event(found.checkpoint, "", is_unchecked=found.is_unchecked)
 
         chooser.hurry()
         instead = lambda error: event(None, f"{path} could not be looked at: {error}")  # noqa: E731

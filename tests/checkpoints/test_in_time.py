@@ -30,7 +30,11 @@ class Run:
 
     def saw(self, path: Path, step: int) -> Checkpoint | str:
         inode = path.stat().st_ino if path.exists() else 0
-        return self.chooser.saw_in_time(str(path), step, time.time(), inode, 0)
+        found = self.chooser.saw_in_time(str(path), step, time.time(), inode, 0)
+        if isinstance(found, str):
+            return found
+        self.is_unchecked = found.is_unchecked
+        return found.checkpoint
 
 
 @pytest.fixture
@@ -42,7 +46,7 @@ def test_one_that_is_whole_is_the_newest(run: Run) -> None:
     found = run.saw(run.write("jit_40.pt"), 40)
     assert isinstance(found, Checkpoint)
     assert (found.path, found.step) == (str(run.folder / "jit_40.pt"), 40)
-    assert run.chooser.choose().checkpoint == found
+    assert run.chooser.choose().checkpoint == found and run.is_unchecked
 
 
 @pytest.mark.parametrize("step", [39, 41])
@@ -53,7 +57,7 @@ def test_one_that_says_another_step_is_none(step: int, run: Run) -> None:
 
 def test_a_script_that_counts_from_0_is_known_by_what_it_saved_before(run: Run) -> None:
     run.save("ckpt_30.pt", 41)
-    assert isinstance(run.saw(run.write("jit_a.pt"), 41), Checkpoint)
+    assert isinstance(run.saw(run.write("jit_a.pt"), 41), Checkpoint) and not run.is_unchecked
     assert isinstance(run.saw(run.write("jit_b.pt"), 40), str)
 
 

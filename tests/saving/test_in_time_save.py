@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from guardrun.hooks.wire.board import Board, Field, board_name, create_board
+from guardrun.supervisor.checkpoints.chooser import SeenInTime
 from guardrun.supervisor.collect.ranks.boards import BoardReader
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
@@ -20,6 +21,7 @@ from tests.support.waiting import wait_until
 
 STEP = 12
 SAVED = {"path": "/out/a.pt", "inode": 7, "wall_s": 5.0, "took_s": 0.4, "step": STEP}
+FOUND = SeenInTime(ev.Checkpoint(path="/out/a.pt", step=STEP), True)
 
 
 class Node:
@@ -33,7 +35,7 @@ class Node:
         self.arguments: list[dict[str, Any]] = []
         self.events: list[ev.SavedInTime] = []
         self.looks: list[tuple[str, int]] = []
-        self.found: ev.Checkpoint | str = ev.Checkpoint(path="/out/a.pt", step=STEP)
+        self.found: SeenInTime | str = FOUND
         self.samples = 0
         self.kept: list[int] = []
         self.pool = self.checkpoint_pool = ThreadPoolExecutor(1)
@@ -63,7 +65,7 @@ class Node:
     def _sample(self) -> None:
         self.samples += 1
 
-    def _judge(self, path: str, step: int, *_: object) -> ev.Checkpoint | str:
+    def _judge(self, path: str, step: int, *_: object) -> SeenInTime | str:
         self.looks.append((path, step))
         return self.found
 
@@ -104,7 +106,8 @@ def test_the_first_is_asked_and_what_it_wrote_is_judged(node: Node) -> None:
         request=3,
         attempt=0,
         global_rank=1,
-        checkpoint=node.found,
+        checkpoint=FOUND.checkpoint,
+        is_unchecked=True,
         took_s=0.4,
         has_begun=True,  # type: ignore[arg-type]
     )

@@ -1011,6 +1011,8 @@ class SavedInTime(_Event, frozen=True, kw_only=True, tag="saved_in_time"):
     """There is none."""
     has_begun: bool = False
     """The function was called, or nobody knows: what was written since may be anything."""
+    is_unchecked: bool = False
+    """Nothing shows whether the step that the checkpoint says is counted as guardrun counts."""
 
 
 class Requeued(_Event, frozen=True, kw_only=True, tag="requeued"):

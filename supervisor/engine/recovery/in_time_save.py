@@ -20,6 +20,8 @@ from guardrun.supervisor.engine.recovery.voluntary.in_time import NOTHING
 from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.state import State, attempt_of
 
+UNCHECKED = "no save before it shows how the script counts steps: from 0, one may be left out"
+
 
 def due_s(state: State) -> float | None:
     """When the ranks are stopped, saved or not."""
@@ -52,7 +54,10 @@ def on_saved(state: State, event: ev.SavedInTime, now_s: float) -> list[Action]:
     save.told["took_s"] = round(event.took_s, 3)
     note_saved(state, checkpoint.step)
     text = f"rank {event.global_rank} saved step {checkpoint.step} in {event.took_s:.1f} s before the restart"
-    return [announce(f"{text}: {checkpoint.path}", "good"), order_stop(state, now_s)]
+    doubt = ""
+    if event.is_unchecked:
+        save.told["unchecked"], doubt = True, f" ({UNCHECKED})"
+    return [announce(f"{text}: {checkpoint.path}{doubt}", "good"), order_stop(state, now_s)]
 
 
 def give_up(state: State, why: str) -> list[Action]:

@@ -73,14 +73,14 @@ def test_after_a_crash_a_rank_saves_before_the_others_are_ended(told: Told) -> N
     order = asked(told.exits(0, -9, 6.0))
     assert (order.global_ranks, order.alive, order.until_s) == ([1, 2], [1, 2], 6.0 + JIT_S)
     assert told.phase is Phase.STOPPING
-    actions = answer(told, order, global_rank=1, checkpoint=msgspec.to_builtins(SAVED), took_s=0.42)
+    actions = answer(told, order, global_rank=1, checkpoint=msgspec.to_builtins(SAVED), took_s=0.42, is_unchecked=True)
     assert kinds(actions) == ["StopAttempt"]
     [said] = [one.text for one in actions if isinstance(one, ac.Say)]
     assert said.startswith("rank 1 saved step 12 in 0.4 s before the restart")
     assert answer(told, order) == [], "once"
     assert spoiled(end_crash(told)) == []
     [incident] = told.incidents.values()
-    assert incident.evidence["jit"] == {"rank": 1, "step": 12, "path": SAVED.path, "took_s": 0.42}
+    assert incident.evidence["jit"] == {"rank": 1, "step": 12, "path": SAVED.path, "took_s": 0.42, "unchecked": True}
     assert (incident.action, [one.rank for one in incident.culprits]) == ("restart", [0])
 
 
