@@ -348,10 +348,12 @@ def shown(browser: Browser, *texts: str) -> str:
 
 def visit(browser: Browser, web: WebClient, place: str, width: int, is_dark: bool, *texts: str) -> str:
     """Open a view of whoever has the token."""
-    if browser.evaluate("location.origin") != web.base or not browser.evaluate("localStorage.length"):
+    is_known = browser.evaluate("location.origin") == web.base and browser.evaluate("localStorage.length")
+    browser.visit("about:blank", width, is_dark)  # the page before, whose server may be gone, does nothing any more
+    if not is_known:
         browser.visit(web.address, width, is_dark)
         shown(browser, "Runs")
-    browser.visit("about:blank", width, is_dark)
+        browser.visit("about:blank", width, is_dark)
     browser.visit(f"{web.base}/#{place}", width, is_dark)
     return shown(browser, *texts)
 
