@@ -3,6 +3,7 @@
 Fixtures
     run_guardrun(arguments, script=…, script_args=…, config=…, env=…, timeout_s=…) -> Finished
     start_guardrun(arguments, script=…, script_args=…, config=…, env=…) -> GuardrunRun, alive
+    browser: a headless Chromium, shared by a module; with @pytest.mark.real("chromium")
     slurm_lab: a real Slurm of four idle nodes, shared by the session; with @pytest.mark.real("slurm")
 Marks
     real(part): see tests/support/real.py
@@ -17,7 +18,7 @@ import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,6 +28,9 @@ from tests.support.forkserver import client
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.support.processes import become_subreaper
 from tests.support.slurmlab import SlurmLab
+
+if TYPE_CHECKING:
+    from tests.report.browser import Browser
 
 # Deadlines per example would make tests depend on how busy the machine is.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -179,6 +183,20 @@ def start_guardrun(guardrun_starter: GuardrunStarter) -> Callable[..., GuardrunR
 def run_guardrun(guardrun_starter: GuardrunStarter) -> Callable[..., Finished]:
     """Run the real command line to its end."""
     return guardrun_starter.run
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """One for a module: to start it takes longer than what is looked at in it."""
+    from tests.report.browser import Browser
+
+    program = real.find_chromium()
+    assert program is not None
+    opened = Browser(program, tmp_path_factory.mktemp("browser"))
+    try:
+        yield opened
+    finally:
+        opened.close()
 
 
 @pytest.fixture(scope="session")

@@ -109,7 +109,7 @@ def name_hand_changes(diagnosis: an.Diagnosis, state: State) -> None:
     changes = hand_changes.before(state.by_hand, attempt.number, resumed.step if resumed is not None else None)
     if changes:
         diagnosis.evidence[BY_HAND] = hand_changes.evidence(changes, state.last_s)
-        last = next((each for each in reversed(changes) if each.changes), None)
+        last = hand_changes.last_seen(changes)
         before = f"; changed by hand before: {hand_changes.said(last)}" if last is not None else ""
         diagnosis.why = f"{diagnosis.why}{before}".removeprefix("; ")
 

@@ -26,7 +26,7 @@ LEAST_COST_S = 0.01
 
 
 class Saves:
-    """A run's, as the journal tells them."""
+    """All of a run's, as the journal tells them; the engine remembers only the newest, to act by (SaveTimes)."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, int], tuple[float, float]] = {}

@@ -166,10 +166,10 @@ def make_view(
         now_s=now_s,
         step_times=[Point(span.at_s, value) for span in spans if (value := span.step_time_s()) is not None],
         losses=[Point(span.at_s, span.loss) for span in spans if span.loss is not None],
-        step_time_s=_median([rank.step_time_s for rank in status.ranks]) or _last_step_time(spans),
-        loss=_or(_median([rank.loss for rank in status.ranks]), _last_loss(series.spans)),
-        grad_norm=_or(_median([rank.grad_norm for rank in status.ranks]), series.grad_norm),
-        learning_rate=_or(_median([rank.learning_rate for rank in status.ranks]), series.learning_rate),
+        step_time_s=median_known([rank.step_time_s for rank in status.ranks]) or _last_step_time(spans),
+        loss=_or(median_known([rank.loss for rank in status.ranks]), _last_loss(series.spans)),
+        grad_norm=_or(median_known([rank.grad_norm for rank in status.ranks]), series.grad_norm),
+        learning_rate=_or(median_known([rank.learning_rate for rank in status.ranks]), series.learning_rate),
         time=_time(spans),
         memory=_memory(series),
         heat=_heat(series),
@@ -187,7 +187,8 @@ def _or(first: float | None, second: float | None) -> float | None:
     return second if first is None else first
 
 
-def _median(values: Sequence[float | None]) -> float | None:
+def median_known(values: Sequence[float | None]) -> float | None:
+    """Of those that are numbers; None: none is."""
     known = [value for value in values if value is not None and math.isfinite(value)]
     return median(known) if known else None
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from tests.report.browser import Browser
 from tests.report.comparison.facts import ENVIRONMENT, recorded, run
 from tests.report.pages import comparison_page, huge_page, pages, profile_page, run_page, stacks
 from tests.report.samples import crash, explained, hang, run_file, wall
-from tests.support.real import find_chromium
 
 SCREENSHOTS = "GUARDRUN_SCREENSHOTS"
 VIEWS = ((1280, False), (1280, True), (375, False), (375, True))
@@ -66,18 +65,6 @@ PAGES: dict[str, Callable[[], str]] = {
     "hostile": hostile_page,
     "plain": lambda: plain_html(incident_json(crash(), run_file(), wall), "Traceback …"),
 }
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """One for all: to start it takes longer than what is looked at in it."""
-    program = find_chromium()
-    assert program is not None
-    opened = Browser(program, tmp_path_factory.mktemp("browser"))
-    try:
-        yield opened
-    finally:
-        opened.close()
 
 
 @pytest.mark.real("chromium")

@@ -11,36 +11,28 @@ import pytest
 from tests.report.browser import Browser
 from tests.runs.runs import QUICK, EdgeRuns, finish
 from tests.support.guardrun_run import GuardrunRun
-from tests.support.real import find_chromium
 from tests.support.waiting import wait_until
 from tests.support.web_client import ENDED, WebClient, environment
 
 pytestmark = [pytest.mark.real("py-spy"), pytest.mark.real("chromium")]
 
 
-def test_a_job_that_trains_is_held_hangs_and_is_over(edge: EdgeRuns, tmp_path: Path) -> None:
+def test_a_job_that_trains_is_held_hangs_and_is_over(edge: EdgeRuns, browser: Browser, tmp_path: Path) -> None:
     """Long: one job in each of its states."""
     os.mkfifo(edge.folder / "gate")
     run = edge.start("assisted.py", config=f"{QUICK}[policy]\nact = false\n")
-    program = find_chromium()
-    assert program is not None
     (tmp_path / "runtime").mkdir(mode=0o700)
-    (tmp_path / "browser").mkdir()
     wait_until((run.guard_dir / "latest").exists, 60, "a run")
     web = WebClient(run.guard_dir, environment(tmp_path / "runtime"))
     try:
-        browser = Browser(program, tmp_path / "browser")
-        try:
-            page = Page(browser, web, (run.guard_dir / "latest").resolve().name)
-            trains(page)
-            is_traced_and_held(run, page)
-            hangs(run, page)
-            loses_its_supervisor(run, page)
-            run.send(signal.SIGINT)
-            finish(run)
-            is_over(page)
-        finally:
-            browser.close()
+        page = Page(browser, web, (run.guard_dir / "latest").resolve().name)
+        trains(page)
+        is_traced_and_held(run, page)
+        hangs(run, page)
+        loses_its_supervisor(run, page)
+        run.send(signal.SIGINT)
+        finish(run)
+        is_over(page)
     finally:
         assert web.close() == ENDED
 

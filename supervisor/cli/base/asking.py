@@ -8,14 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from guardrun.supervisor.cli.base.output import Output
-from guardrun.supervisor.cli.base.verb import (
-    Call,
-    CtlError,
-    is_alive,
-    named_run,
-    read_run,
-    this_node,
-)
+from guardrun.supervisor.cli.base.verb import Call, CtlError, is_alive, named_run, read_run, this_node
 from guardrun.supervisor.client.supervisor_client import TIMEOUT_S, Unreachable, ask
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.rundir.run_directory import RunFile

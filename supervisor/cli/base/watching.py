@@ -19,6 +19,7 @@ from guardrun.supervisor.client.supervisor_client import Unreachable
 from guardrun.supervisor.report.elements.quantities import duration
 from guardrun.supervisor.report.incident import incident_folders
 from guardrun.supervisor.report.run_record import read_json
+from guardrun.supervisor.rundir.journal_end import JOURNAL
 from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.watch.journal_tail import JournalTail
 from guardrun.supervisor.watch.run_series import RunSeries
@@ -131,7 +132,7 @@ class RunWatch:
         is_over = alive is False or (alive is None and (self.run_dir / "summary.json").is_file())
         if self._source == "supervisor" and self._status is not None and not is_over:
             return
-        stamp = (run, is_over, _times(self.run_dir))
+        stamp = (run, is_over, stamp_of(self.run_dir / JOURNAL, self.run_dir / "summary.json"))
         is_due = self._clock() - self._read_s >= SILENT_S
         is_known = self._status is not None and self._source == "directory"
         if is_known and (stamp == self._stamp or not (is_over or is_due)):
@@ -145,13 +146,14 @@ class RunWatch:
         self._stamp, self._read_s, self._at_s = stamp, self._clock(), self._clock()
 
 
-def _times(run_dir: Path) -> tuple[float, float]:
-    """When what the folder says of the run last changed."""
+def stamp_of(*paths: Path) -> tuple[tuple[int, int, int], ...]:
+    """What changes when one of these files does."""
 
-    def of(name: str) -> float:
+    def of(path: Path) -> tuple[int, int, int]:
         try:
-            return os.stat(run_dir / name).st_mtime
+            found = os.stat(path)
         except OSError:
-            return 0.0
+            return 0, 0, 0
+        return found.st_mtime_ns, found.st_size, found.st_ino
 
-    return of("events.jsonl"), of("summary.json")
+    return tuple(of(path) for path in paths)

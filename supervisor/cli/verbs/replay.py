@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from guardrun.supervisor.cli.base.verb import (
-    NO,
-    OK,
-    Call,
-    CtlError,
-    Verb,
-    add_run_argument,
-    named_run,
-)
+from guardrun.supervisor.cli.base.verb import NO, OK, Call, CtlError, Verb, add_run_argument, named_run
 
 
 def _run(call: Call) -> int:

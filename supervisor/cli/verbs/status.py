@@ -14,15 +14,7 @@ from rich.text import Text
 
 from guardrun.supervisor.cli.base.output import Output, clean
 from guardrun.supervisor.cli.base.status_reader import OVER, read_status
-from guardrun.supervisor.cli.base.verb import (
-    OK,
-    Call,
-    CtlError,
-    Verb,
-    add_run_argument,
-    named_run,
-    this_node,
-)
+from guardrun.supervisor.cli.base.verb import OK, Call, CtlError, Verb, add_run_argument, named_run, this_node
 from guardrun.supervisor.cli.views.diagnosis_view import incidents_view
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.report.elements.quantities import duration, place_words

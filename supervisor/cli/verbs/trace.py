@@ -9,16 +9,7 @@ import msgspec
 from guardrun.hooks.wire.examinations import MAX_SECONDS, MAX_TRACED_STEPS
 from guardrun.supervisor.cli.base.asking import ALL, examine, print_missing
 from guardrun.supervisor.cli.base.some_steps import add_step_arguments, begin, call_off
-from guardrun.supervisor.cli.base.verb import (
-    NO,
-    OK,
-    USAGE,
-    Call,
-    CtlError,
-    Verb,
-    add_run_option,
-    named_run,
-)
+from guardrun.supervisor.cli.base.verb import NO, OK, USAGE, Call, CtlError, Verb, add_run_option, named_run
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.report.module_table import describe, grown, sum_up
 from guardrun.supervisor.rundir.traces import ModuleTrace, read_newest, read_traces

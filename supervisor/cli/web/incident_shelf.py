@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
+from guardrun.supervisor.cli.base.watching import stamp_of
 from guardrun.supervisor.report.incident import incident_folders
 from guardrun.supervisor.report.run_record import read_json, short_incident
 
@@ -21,17 +21,13 @@ class IncidentShelf:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = run_dir
-        self._known: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {}
+        self._known: dict[str, tuple[object, dict[str, Any]]] = {}
 
     def read(self) -> list[dict[str, Any]]:
         """The newest first."""
-        found: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {}
+        found: dict[str, tuple[object, dict[str, Any]]] = {}
         for folder in incident_folders(self._run_dir)[-MAX_INCIDENTS:]:
-            try:
-                about = os.stat(folder / "incident.json")
-            except OSError:
-                continue
-            stamp = about.st_mtime_ns, about.st_size, about.st_ino
+            stamp = stamp_of(folder / "incident.json")
             known = self._known.get(folder.name)
             if known is not None and known[0] == stamp:
                 found[folder.name] = known

@@ -128,6 +128,7 @@ class Orders:
         traces = read_newest(self._run_dir)
         shown = []
         for trace in traces[:MAX_TRACES]:
+            sums = sum_up(trace.rows, trace.steps)
             rows = [
                 {
                     "module": one.module,
@@ -138,15 +139,15 @@ class Orders:
                     "share": one.share,
                     "grown": grown(one),
                 }
-                for one in sum_up(trace.rows, trace.steps)
+                for one in sums[:MAX_MODULES]
             ]
             shown.append(
                 {
                     "rank": trace.rank,
                     "node": trace.node,
                     "said": describe(trace),
-                    "rows": rows[:MAX_MODULES],
-                    "left_out": max(0, len(rows) - MAX_MODULES),
+                    "rows": rows,
+                    "left_out": max(0, len(sums) - MAX_MODULES),
                 }
             )
         return encode({"traces": shown, "left_out": max(0, len(traces) - MAX_TRACES), "acts": self.acts()})

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from guardrun.supervisor.cli.base.status_reader import ask_status
 from guardrun.supervisor.cli.base.verb import CtlError, is_alive, read_run
-from guardrun.supervisor.cli.base.watching import MOST_S, TIMES
+from guardrun.supervisor.cli.base.watching import MOST_S, TIMES, stamp_of
 from guardrun.supervisor.cli.web.incident_shelf import IncidentShelf
-from guardrun.supervisor.cli.web.watched_run import stamp_of
 from guardrun.supervisor.client.supervisor_client import Unreachable
 from guardrun.supervisor.report.run_record import read_json
 from guardrun.supervisor.rundir.journal_end import JOURNAL
 from guardrun.supervisor.rundir.run_directory import RUN_FILE, RunFile
 from guardrun.supervisor.watch.journal_tail import JournalTail
 from guardrun.supervisor.watch.run_series import RunSeries
-from guardrun.supervisor.watch.run_status import RunStatus, parse_status
+from guardrun.supervisor.watch.run_status import parse_status
+from guardrun.supervisor.watch.run_view import median_known
 
 EVERY_S = 10.0
 """Between two questions to the supervisor of a run in the list."""
@@ -85,7 +83,7 @@ class RunCard:
             "said": str((status.stall or {}).get("summary") or ""),
             "at": time.time(),
             "step": max(steps, default=None),
-            "loss": median(losses) if (losses := list(_losses(status))) else None,
+            "loss": median_known([rank.loss for rank in status.ranks]),
             "goodput": status.goodput,
             "world_size": status.world_size,
             "uptime_s": status.uptime_s,
@@ -119,12 +117,6 @@ class RunCard:
         last = found[0] if found else None
         keys = ("id", "kind", "cause", "summary", "recovered")
         return {"incidents": len(found), "last_incident": {key: last.get(key) for key in keys} if last else None}
-
-
-def _losses(status: RunStatus) -> Iterator[float]:
-    for rank in status.ranks:
-        if rank.loss is not None and math.isfinite(rank.loss):
-            yield rank.loss
 
 
 def _number(value: object) -> float | int | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -91,16 +90,3 @@ class WatchedRun:
 
 def _command(run: RunFile) -> str:
     return " ".join(run.command)[:2000]
-
-
-def stamp_of(*paths: Path) -> tuple[tuple[int, int, int], ...]:
-    """What changes when one of these files does."""
-
-    def of(path: Path) -> tuple[int, int, int]:
-        try:
-            found = os.stat(path)
-        except OSError:
-            return 0, 0, 0
-        return found.st_mtime_ns, found.st_size, found.st_ino
-
-    return tuple(of(path) for path in paths)

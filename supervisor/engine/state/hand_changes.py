@@ -96,20 +96,25 @@ def _is_held(change: HandChange, resumed_step: int | None) -> bool:
 def begin_attempt(kept: Sequence[HandChange], attempt: int, resumed_step: int | None) -> tuple[list[HandChange], str]:
     """The same, and what is to be said of those that this attempt begins without; empty: there is none."""
     undone = [
-        each.id
+        each
         for each in kept
         if each.attempt < attempt and each.changes and not each.is_undone and not _is_held(each, resumed_step)
     ]
     if not undone:
         return list(kept), ""
-    changes = [msgspec.structs.replace(each, is_undone=each.is_undone or each.id in undone) for each in kept]
-    words = "; ".join(said(each) for each in kept if each.id in undone[-MAX_SAID:])
+    changes = [msgspec.structs.replace(each, is_undone=True) if each in undone else each for each in kept]
+    words = "; ".join(map(said, undone[-MAX_SAID:]))
     more = f" and {len(undone) - MAX_SAID} more before" if len(undone) > MAX_SAID else ""
     if resumed_step is None:
         start = "was given no checkpoint, so unless the script takes up a later one by itself, what was changed by hand"
     else:
         start = f"resumes from step {resumed_step}, so what was changed by hand after it"
     return changes, f"attempt {attempt} {start} is undone: {words}{more}"
+
+
+def last_seen(changes: Sequence[HandChange]) -> HandChange | None:
+    """The last one that has changed something that was seen; None: none has."""
+    return next((each for each in reversed(changes) if each.changes), None)
 
 
 def evidence(changes: Sequence[HandChange], now_s: float) -> list[dict[str, Any]]:
@@ -131,7 +136,7 @@ def evidence(changes: Sequence[HandChange], now_s: float) -> list[dict[str, Any]
 
 def hint(changes: Sequence[HandChange], step: int | None) -> str:
     """A sentence for an incident that such a change may well have caused; empty: no change was seen."""
-    last = next((each for each in reversed(changes) if each.changes), None)
+    last = last_seen(changes)
     if last is None:
         return ""
     ago = (

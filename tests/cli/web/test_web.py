@@ -11,7 +11,6 @@ import socket
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import pytest
 
 from tests.cli.web.conftest import HEALTHY, HOSTILE, HUNG, MANY, OVER, Served
 from tests.report.browser import Browser
-from tests.support.real import find_chromium
 from tests.support.waiting import wait_until
 from tests.support.web_client import COMMAND, ENDED, WebClient, environment
 
@@ -328,17 +326,6 @@ def test_without_the_extra(served: Served, tmp_path: Path) -> None:
 
 
 # In a browser ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    program = find_chromium()
-    assert program is not None
-    opened = Browser(program, tmp_path_factory.mktemp("browser"))
-    try:
-        yield opened
-    finally:
-        opened.close()
 
 
 def shown(browser: Browser, *texts: str) -> str:
