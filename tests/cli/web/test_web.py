@@ -342,7 +342,10 @@ def visit(browser: Browser, web: WebClient, place: str, width: int, is_dark: boo
         shown(browser, "Runs")
         browser.visit("about:blank", width, is_dark)
     browser.visit(f"{web.base}/#{place}", width, is_dark)
-    return shown(browser, *texts)
+    try:
+        return shown(browser, *texts)
+    except AssertionError as error:
+        raise AssertionError(f"{error}\nguardctl web: exit code {web.process.poll()}") from None
 
 
 EVERY = ((1280, False), (360, True), (1280, True), (360, False))
