@@ -43,6 +43,8 @@ class Attempt:
         self.hang: Truth | None = None
         self.culprit = -1
         """The rank that stands; -1: none, or all."""
+        self.place = 0
+        """In which of the script's functions."""
         self.errors: dict[int, ev.ErrorRecord] = {}
         self.codes: dict[int, int] = {}
         """Exit codes of ranks that ended by themselves."""
@@ -58,6 +60,9 @@ class Attempt:
     def fail(self, now_s: float) -> None:
         """It gets no further."""
         if self.failed_s is None:
+            if self._standing:
+                self._standing.clear()
+                self._shift(now_s - self._stood_s)
             self.failed_s = now_s
             self.training.advance(now_s)
 
@@ -150,9 +155,9 @@ class Attempt:
                 if not node.is_heard:
                     missing[rank] = f"{node.name} did not answer"
                 elif rank == self.culprit and self.hang is Truth.SPIN:
-                    shown.append(looks.spinning(rank, now_s, order))
+                    shown.append(looks.spinning(rank, now_s, order, self.place))
                 elif rank == self.culprit:
-                    shown.append(looks.blocked(rank, now_s, order, self.hang is Truth.STORAGE_HANG))
+                    shown.append(looks.blocked(rank, now_s, order, self.place, self.hang is Truth.STORAGE_HANG))
                 else:
                     shown.append(looks.waiting(rank, now_s, since_s, order))
         return shown, missing

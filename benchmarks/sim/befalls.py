@@ -37,6 +37,8 @@ ERRORS = {
 }
 OF_NODE = frozenset({Truth.GPU_GONE, Truth.GPU_BAD, Truth.NIC_BAD})
 HANGS = frozenset({Truth.HANG, Truth.SPIN, Truth.ALL_WAIT, Truth.STORAGE_HANG})
+PAUSES = {Truth.HANG: 6.0, Truth.STORAGE_HANG: 1.8, Truth.SPIN: 1.2}
+"""What a pause looks like: as hangs do, and as often."""
 PEERS = 3
 """Ranks that say that they lost a peer before all are stopped."""
 SLOW = 1.3
@@ -202,7 +204,13 @@ def _of_the_script(world: World, failure: Failure) -> None:
             world.space_s = world.now_s + world.parameters.human_s
     elif truth in HANGS:
         attempt.hang, attempt.culprit = truth, rank if truth is not Truth.ALL_WAIT else -1
+        attempt.place = failure.place
         attempt.fail(world.now_s)
+    elif truth is Truth.PAUSE:
+        if world.now_s >= attempt.training.first_s and not attempt.is_standing:
+            attempt.place = failure.place
+            [how] = world.random.choices(list(PAUSES), list(PAUSES.values()))
+            hiccups.pause(world, attempt, rank, how=how, lasts_s=failure.lasts_s)
     elif truth in (Truth.KILLED, Truth.OOM):
         attempt.oom_kills = int(truth is Truth.OOM)
         crash(world, attempt, rank, None, exitcode=-9)

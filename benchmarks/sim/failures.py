@@ -41,6 +41,7 @@ class Truth(str, Enum):
     CONTACT = "a node that is not heard for a while"
     FREEZE = "a node that does not run for a while"
     SUSPEND = "a job that is suspended for a while"
+    PAUSE = "a rank that waits for long, and goes on"
 
 
 TRUTHS: dict[Truth, float] = {
@@ -88,6 +89,8 @@ class Failure:
     lasts_s: float = 0.0
     luck: float = 0.0
     """0 to 1, for whatever else has to be drawn: the same in every comparison."""
+    place: int = 0
+    """In which function of the script, where it is the script's."""
 
 
 def draw(parameters: Parameters) -> list[Failure]:

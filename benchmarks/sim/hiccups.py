@@ -1,13 +1,15 @@
-"""Nodes that do not run for a while and are well: frozen one by one, or suspended together."""
+"""What does not run for a while and is well: nodes, frozen one by one or suspended together, and ranks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchmarks.sim.failures import Truth
 from benchmarks.sim.nodes import Node
 from guardrun.supervisor.engine.model import events as ev
 
 if TYPE_CHECKING:
+    from benchmarks.sim.attempt import Attempt
     from benchmarks.sim.world import World
 
 CLOSES = 0.5
@@ -46,6 +48,20 @@ def freeze(world: World, node: Node, lasts_s: float) -> None:
             heard()
 
     world.after(lasts_s, wake)
+
+
+def pause(world: World, attempt: Attempt, rank: int, *, how: Truth, lasts_s: float) -> None:
+    """One rank gets no further, as in a hang of that kind, and all others wait for it. Then they go on."""
+    node = next(node for node in attempt.nodes if attempt.places[node.name] == rank // attempt.size)
+    attempt.stand(node, world.now_s)
+    attempt.hang, attempt.culprit = how, rank
+
+    def go_on() -> None:
+        if attempt.failed_s is None:
+            attempt.hang, attempt.culprit = None, -1
+            attempt.go_on(node, world.now_s)
+
+    world.after(lasts_s, go_on)
 
 
 def suspend(world: World, lasts_s: float) -> None:

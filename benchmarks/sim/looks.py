@@ -21,8 +21,6 @@ def _process(pid: int, frames: tuple[Frame, ...], state: str, cpu_s: float) -> P
 
 
 _WAITING = _process(1, (Frame("all_reduce", _TORCH, 2800), *_LOOP), "S", 100.0)
-_BLOCKED = _process(1, (Frame("fetch_vocabulary_update", SCRIPT, 73), *_LOOP), "S", 100.0)
-_ON_STORAGE = _process(1, (Frame("read_shard", SCRIPT, 91), *_LOOP), "D", 100.0)
 
 
 def waiting(rank: int, at_s: float, since_s: float, order: int) -> RankLook:
@@ -39,18 +37,19 @@ def waiting(rank: int, at_s: float, since_s: float, order: int) -> RankLook:
     )
 
 
-def blocked(rank: int, at_s: float, order: int, is_storage: bool = False) -> RankLook:
-    """It stands in the user's own code, or in the kernel, and others wait for it."""
-    process = _ON_STORAGE if is_storage else _BLOCKED
+def blocked(rank: int, at_s: float, order: int, place: int, is_storage: bool = False) -> RankLook:
+    """It stands in the user's own code, or in the kernel, and others wait for it. place: which of its functions."""
+    name, line, state = ("read_shard", 91, "D") if is_storage else ("fetch_update", 73, "S")
+    process = _process(1, (Frame(f"{name}_{place}", SCRIPT, line), *_LOOP), state, 100.0)
     return RankLook(
         global_rank=rank, at_s=at_s, process=process, heart_s=at_s, collectives=order - 1, group_seq=order - 1
     )
 
 
-def spinning(rank: int, at_s: float, order: int) -> RankLook:
+def spinning(rank: int, at_s: float, order: int, place: int) -> RankLook:
     """It runs in the same two lines."""
     line = 80 + int(at_s) % 2
-    process = _process(1, (Frame("wait_for_flag", SCRIPT, line), *_LOOP), "R", round(at_s, 2))
+    process = _process(1, (Frame(f"wait_for_flag_{place}", SCRIPT, line), *_LOOP), "R", round(at_s, 2))
     return RankLook(
         global_rank=rank, at_s=at_s, process=process, heart_s=at_s, collectives=order - 1, group_seq=order - 1
     )

@@ -7,6 +7,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from guardrun.supervisor.engine.model.hang_patience import Sensitivity
+
 DAY_S = 86400.0
 STOPS_A_GPU_DAY = 419 / (54 * 16384)
 """Llama 3 (arXiv 2407.21783, 3.3.4): 419 unexpected stops in 54 days on 16,384 GPUs."""
@@ -35,6 +37,10 @@ class Parameters:
     """From ranks started to the first step: imports, process groups, the checkpoint loaded."""
     save_s: float = 5.0
     """Training stands for a checkpoint."""
+    save_every_s: float = 0.0
+    """Between two checkpoints; 0: at Young's and Daly's interval."""
+    sensitivity: Sensitivity = "normal"
+    """`[hang] sensitivity`."""
     switch_nodes: int = 32
     outages_a_switch_year: float = 0.5
     outage_s: float = 1200.0
@@ -70,7 +76,9 @@ class Parameters:
 
     @property
     def steps_a_save(self) -> int:
-        """Young and Daly: √(2 · save time · MTBF), in whole steps."""
+        """In whole steps. Young and Daly: √(2 · save time · MTBF)."""
+        if self.save_every_s:
+            return max(1, round(self.save_every_s / self.step_s))
         mtbf_s = DAY_S / self.stops_a_day
         return max(1, round(math.sqrt(2 * self.save_s * mtbf_s) / self.step_s))
 

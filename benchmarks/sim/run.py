@@ -4,7 +4,8 @@
     python benchmarks/sim/run.py --quick                  two days of 1,000 nodes, one seed: a minute
     python benchmarks/sim/run.py --nodes 2000 --days 7    another size; --days 7,3 --seeds 3,1: as many for each rate
     python benchmarks/sim/run.py --hiccups                2,048 nodes for a year, frozen and suspended now and then
-    python benchmarks/sim/run.py --write-docs             also puts the tables into docs/simulation.md
+    python benchmarks/sim/run.py --patience               what each hang.sensitivity costs, by how often the job saves
+    python benchmarks/sim/run.py --write-docs             also puts them into docs/simulation.md or policy.md
     python benchmarks/sim/run.py --anew                   forget results of earlier calls (build/sim-*.jsonl)
 
 What is assumed is printed first; docs/simulation.md explains it.
@@ -21,6 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 # In place of this folder, whose modules must be found as `benchmarks.…` only.
 sys.path[0] = str(ROOT)
 
+from benchmarks.sim import patience  # noqa: E402
 from benchmarks.sim.failures import AGAIN_S, SENSED, TRUTHS  # noqa: E402
 from benchmarks.sim.parameters import Parameters  # noqa: E402
 from benchmarks.sim.table import play_all, play_hiccups, play_load, table  # noqa: E402
@@ -36,6 +38,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rates", default="1,10", help="times the published rate")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--hiccups", action="store_true")
+    parser.add_argument("--patience", action="store_true")
     parser.add_argument("--anew", action="store_true")
     parser.add_argument("--write-docs", action="store_true")
     parser.add_argument("--no-load", action="store_true", help="without the day in which every rank is told")
@@ -71,6 +74,13 @@ def main() -> int:
         nodes = 256 if args.quick else 2048
         print(play_hiccups(Parameters(nodes=nodes, pool=nodes + nodes // 2, days=60 if args.quick else 365), _show))
         return 0
+    if args.patience:
+        text = patience.table(1 if args.quick else 10, _show)
+        _show("")
+        print(text)
+        if args.write_docs:
+            _write_docs("policy.md", patience.BEGIN, text)
+        return 0
     if args.quick:
         args.nodes, args.days, args.seeds = 1000, "2", "1"
     parameters = replace(Parameters(), nodes=args.nodes, pool=args.nodes + max(600, args.nodes // 5))
@@ -101,16 +111,16 @@ def main() -> int:
         )
         print(f"\n{told[-1]}", flush=True)
     if args.write_docs:
-        _write_docs("\n\n".join(told))
+        _write_docs("simulation.md", BEGIN, "\n\n".join(told))
     return 0
 
 
-def _write_docs(text: str) -> None:
+def _write_docs(name: str, begin: str, text: str) -> None:
     """Put the figures between the marks."""
-    page = ROOT / "docs" / "simulation.md"
-    before, _, rest = page.read_text().partition(BEGIN)
+    page = ROOT / "docs" / name
+    before, _, rest = page.read_text().partition(begin)
     _, _, after = rest.partition(END)
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+    page.write_text(f"{before}{begin}\n{text}\n{END}{after}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from benchmarks.sim.failures import Failure, Truth, draw
 from benchmarks.sim.load import Load
 from benchmarks.sim.nodes import Node
 from benchmarks.sim.parameters import Parameters
-from guardrun.supervisor.config.tables import FleetTable
+from guardrun.supervisor.config.tables import FleetTable, HangTable
 from guardrun.supervisor.engine.engine import Engine
 from guardrun.supervisor.engine.membership.node_silence import silence_limit_s
 from guardrun.supervisor.engine.model import actions as ac
@@ -78,6 +78,7 @@ class World:
             max_restarts=parameters.max_restarts,
             max_no_progress=parameters.max_no_progress,
             isolate_lost_s=FleetTable().isolate_lost_s,
+            **HangTable(sensitivity=parameters.sensitivity).settings(),
         )
         self.incidents: dict[str, ac.Incident] = {}
         self.finished: list[ac.Summary] = []

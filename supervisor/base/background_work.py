@@ -146,10 +146,17 @@ def _read_waits(thread_id: int | None) -> int:
 T = TypeVar("T")
 
 
-def run_bounded(jobs: Sequence[Callable[[], T]], *, workers: int, timeout_s: float) -> list[T | BaseException | None]:
+def run_bounded(
+    jobs: Sequence[Callable[[], T]],
+    *,
+    workers: int,
+    timeout_s: float,
+    delay_s: Callable[[int], float] = lambda native_id: 0.0,
+) -> list[T | BaseException | None]:
     """Run jobs in at most `workers` threads; answer in the jobs' order, None where one didn't end in time.
 
-    A job's exception is its answer. The threads have ended when this returns, unless time ran out.
+    A job's exception is its answer. The threads have ended when this returns, unless time ran out. delay_s: for how
+    long a thread was kept waiting for a core, which is added to the time that it has, up to as much again.
     """
     deadline = time.monotonic() + timeout_s
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()
@@ -176,7 +183,12 @@ def run_bounded(jobs: Sequence[Callable[[], T]], *, workers: int, timeout_s: flo
         try:
             index, result = done.get(timeout=max(0.0, deadline - time.monotonic()))
         except queue.Empty:
-            return results
+            delays_s = [delay_s(thread.native_id) for thread in threads if thread.is_alive() and thread.native_id]
+            late_s = min(max(delays_s, default=0.0), timeout_s)
+            try:
+                index, result = done.get(timeout=max(0.0, deadline + late_s - time.monotonic()))
+            except queue.Empty:
+                return results
         results[index] = result
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))

@@ -27,3 +27,19 @@ def test_nobody_waits_for_a_job_that_never_returns() -> None:
     release.set()
     assert answers == [None, True, None, None]
     assert took < 30
+
+
+def test_a_thread_that_had_no_core_gets_as_much_time_again() -> None:
+    release = threading.Event()
+
+    def has_waited(native_id: int) -> float:
+        assert native_id in {thread.native_id for thread in threading.enumerate()}
+        release.set()
+        return 60.0
+
+    assert run_bounded([lambda: release.wait(60)], workers=1, timeout_s=2.0, delay_s=has_waited) == [True]
+    began_s = time.monotonic()
+    stuck = threading.Event()
+    assert run_bounded([lambda: stuck.wait(60)], workers=1, timeout_s=0.2, delay_s=lambda native_id: 60.0) == [None]
+    assert time.monotonic() - began_s < 30
+    stuck.set()

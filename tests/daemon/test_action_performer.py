@@ -44,4 +44,4 @@ def test_templates_are_loaded_before_an_incident_is_there(action: ac.Action, tmp
     Performer(node, context, unused, unused, unused).perform(action)
     assert ordered == [action]
     assert html_page._loading.cache_info().currsize == 1
-    assert html_page.environment().list_templates()
+    assert html_page._loading().result(60.0).list_templates()

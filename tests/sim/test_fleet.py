@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -12,6 +12,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.sim import account as use
+from benchmarks.sim import patience
 from benchmarks.sim.failures import Failure, Truth, draw
 from benchmarks.sim.parameters import Parameters
 from benchmarks.sim.torchrun import Torchrun
@@ -20,6 +21,7 @@ from guardrun.supervisor.engine.engine import Engine
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model import transitions
+from guardrun.supervisor.engine.model.hang_patience import Sensitivity
 from guardrun.supervisor.engine.state.job_nodes import Standing, is_doubt
 from tests.engine.invariants import check_cheap, check_costly
 
@@ -280,6 +282,33 @@ def test_a_node_that_does_not_run_for_a_while_is_neither_left_out_nor_kept_from_
     assert fleet is not None and {member.standing for member in fleet.members.values()} == {Standing.READY}
     assert not any(incident.action == "isolate_node" for incident in story.world.incidents.values())
     assert best_step(story.world) > 400
+
+
+@pytest.mark.parametrize(("sensitivity", "ended_s"), [("eager", 130.0), ("normal", 700.0), ("patient", 1900.0)])
+def test_a_pause_is_ended_where_patience_is_over_and_a_hang_always(sensitivity: Sensitivity, ended_s: float) -> None:
+    for lasts_s in (ended_s / 3, ended_s * 3):
+        story = play(2 * HOUR_S, Failure(1200.0, Truth.PAUSE, 1, lasts_s), sensitivity=sensitivity)
+        account = story.world.account
+        assert (account.stops, account.false_stops) == ((0, 0) if lasts_s < ended_s else (1, 1))
+        assert account.of(use.SLOW) <= min(lasts_s, ended_s) + SMALL.step_s
+        assert best_step(story.world) > 800
+    account = play(2 * HOUR_S, Failure(1200.0, Truth.HANG, 1), sensitivity=sensitivity).world.account
+    assert (account.stops, account.false_stops) == (1, 0)
+    assert account.of(use.DETECTING) < ended_s
+
+
+def test_what_patience_costs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table of the page: who saves seldom pays more for a pause that is ended than for patience with a hang."""
+    monkeypatch.setattr(patience, "ROOM", replace(patience.ROOM, nodes=4, pool=6))
+    hangs, pauses = [patience.hangs(0)], [patience.pauses(0)]
+    often, seldom = (
+        {s: patience.price(s, every_s, pauses) for s in get_args(Sensitivity)} for every_s in (1.0, 3600.0)
+    )
+    assert often["eager"].each_s > often["normal"].each_s > often["patient"].each_s > 0
+    assert often["eager"].stops == seldom["eager"].stops > often["normal"].stops
+    assert seldom["eager"].each_s > 5 * often["eager"].each_s
+    eager, normal, patient = (patience.price(setting, 1.0, hangs).each_s for setting in get_args(Sensitivity))
+    assert eager < normal < patient
 
 
 def test_a_job_that_is_suspended_together_trains_on() -> None:

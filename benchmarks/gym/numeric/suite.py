@@ -27,6 +27,7 @@ from tests.support.processes import kill_marked
 
 SCRIPTS = ROOT / "benchmarks" / "gym" / "scripts" / "numeric"
 AT = (300, 400)
+STEP_S = 0.01
 LIMIT_S = 600.0
 
 
@@ -41,6 +42,7 @@ class Seen:
     """None: it did not end in time."""
     incidents: list[dict[str, Any]] = field(default_factory=list)
     output: str = ""
+    took_s: float = 0.0
 
     @property
     def first(self) -> dict[str, Any] | None:
@@ -71,8 +73,8 @@ class Seen:
         return found
 
 
-def play(case: Case, seed: int) -> Seen:
-    """In a folder of its own; its processes are ended whatever happens."""
+def play(case: Case, seed: int, step_s: float = STEP_S) -> Seen:
+    """In a folder of its own; its processes are ended whatever happens. step_s: what each step sleeps, besides."""
     seen = Seen(case, random.Random(f"{seed} {case.name}").randint(*AT))
     folder = Path(tempfile.mkdtemp(prefix="gym-"))
     mark = uuid.uuid4().hex
@@ -86,7 +88,7 @@ def play(case: Case, seed: int) -> Seen:
     program = str(Path(sys.executable).with_name("guardrun"))
     with (folder / "output.txt").open("wb") as output:
         process = subprocess.Popen(
-            [program, *flags, str(SCRIPTS / case.script), case.name, str(seen.at), str(case.steps)],
+            [program, *flags, str(SCRIPTS / case.script), case.name, str(seen.at), str(case.steps), str(step_s)],
             cwd=folder,
             env=clean_environment(mark, extra),
             stdin=subprocess.DEVNULL,
@@ -95,7 +97,7 @@ def play(case: Case, seed: int) -> Seen:
             start_new_session=True,
         )
     try:
-        seen.status = process.wait(LIMIT_S)
+        seen.status = process.wait(LIMIT_S + case.steps * step_s)
     except subprocess.TimeoutExpired:
         pass
     finally:
@@ -139,10 +141,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", action="append", metavar="GLOB", help="cases by name; several with several --only")
     parser.add_argument("--seed", type=int, default=1, metavar="S", help="chooses the step of each planting")
     parser.add_argument("--jobs", type=int, default=3, metavar="J", help="cases at a time; default %(default)s")
+    parser.add_argument(
+        "--minutes", type=float, metavar="M", help="the decoys alone, each for so long, by longer steps"
+    )
     arguments = parser.parse_args(argv)
     cases = [
         case
-        for case in (*FAULTS, *DECOYS)
+        for case in (DECOYS if arguments.minutes else (*FAULTS, *DECOYS))
         if not arguments.only or any(fnmatch.fnmatchcase(case.name, glob) for glob in arguments.only)
     ]
     if not cases:
@@ -150,9 +155,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def one(case: Case) -> Seen:
         began_s = time.monotonic()
-        seen = play(case, arguments.seed)
+        step_s = arguments.minutes * 60.0 / case.steps if arguments.minutes else STEP_S
+        seen = play(case, arguments.seed, step_s)
+        seen.took_s = time.monotonic() - began_s
         said = seen.first["summary"] if seen.first else "nothing reported"
-        print(f"{time.monotonic() - began_s:6.0f} s  {case.name:28} {said}", file=sys.stderr, flush=True)
+        print(f"{seen.took_s:6.0f} s  {case.name:28} {said}", file=sys.stderr, flush=True)
         for miss in seen.misses():
             print(f"          FALLS SHORT: {miss}", file=sys.stderr, flush=True)
         if seen.status != 0:
@@ -161,6 +168,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     with ThreadPoolExecutor(arguments.jobs) as pool:
         played = list(pool.map(one, cases))
-    print(f"{describe()}, python benchmarks/gym/numbers.py --seed {arguments.seed} --jobs {arguments.jobs}\n")
+    print(f"{describe()}, python benchmarks/gym/numbers.py {' '.join(argv if argv is not None else sys.argv[1:])}")
+    print(f"{len(played)} trainings, {sum(seen.took_s for seen in played) / 3600:.1f} hours of them\n")
     print(as_markdown(played))
     return 1 if any(seen.misses() for seen in played) else 0

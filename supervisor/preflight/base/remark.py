@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from guardrun.supervisor.base.background_work import run_bounded
+from guardrun.supervisor.collect.host.procfs import read_delay_s
 
 
 class Severity(str, Enum):
@@ -158,7 +159,7 @@ def run_checks(checks: Sequence[Check], subject: Subject, timeout_s: float = QUI
     """Run them; their remarks in the checks' order. A thread that is stuck is left behind: end the process soon."""
     began_s = time.monotonic()
     jobs = [lambda check=check: check.run(subject) for check in checks]
-    answers = run_bounded(jobs, workers=len(jobs), timeout_s=timeout_s)
+    answers = run_bounded(jobs, workers=len(jobs), timeout_s=timeout_s, delay_s=_delay_s)
     remarks: list[Remark] = []
     for check, answer in zip(checks, answers, strict=True):
         if answer is None:
@@ -168,6 +169,11 @@ def run_checks(checks: Sequence[Check], subject: Subject, timeout_s: float = QUI
         else:
             remarks += answer
     return Report(remarks, time.monotonic() - began_s)
+
+
+def _delay_s(native_id: int) -> float:
+    """On a node whose cores are all taken a check that is not stuck may be late."""
+    return read_delay_s(f"self/task/{native_id}")
 
 
 def _silent(name: str, timeout_s: float) -> Remark:

@@ -1,4 +1,5 @@
-"""A small real training over gloo whose numbers go wrong, or only look so: argv is the case, its step and its length.
+"""A small real training over gloo whose numbers go wrong, or only look so: argv is the case, its step, its length
+in steps, and what each of them sleeps, in seconds.
 
 The task can be learned: a teacher network of the same kind. What each case does stands in WAYS; the last rank is the
 one that suffers, unless it says that all do.
@@ -18,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import clip_grad_norm_
 
-CASE, AT, STEPS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-WIDTH, BATCH, STEP_S = 16, 16, 0.01
+CASE, AT, STEPS, STEP_S = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+WIDTH, BATCH = 16, 16
 HEALTHY = 1.0
 
 torch.set_num_threads(1)

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-CASE, AT, STEPS = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+CASE, AT, STEPS, STEP_S = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
 RANK, WORLD = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-WIDTH, BATCH, STEP_S = 16, 16, 0.01
+WIDTH, BATCH = 16, 16
 FRAMEWORK, _, WHAT = CASE.partition("_")
 MICRO_BATCHES = 4 if WHAT == "accumulate" else 1
 RAISED = 300.0
