@@ -59,7 +59,10 @@ def _show(text: str) -> None:
 def _assumed(parameters: Parameters) -> str:
     """Everything that is assumed, in lines."""
     lines = [
-        f"{f.name} = {getattr(parameters, f.name):g}" for f in fields(Parameters) if f.name not in ("seed", "rate")
+        f"{f.name} = {value if isinstance(value, str) else format(value, 'g')}"
+        for f in fields(Parameters)
+        if f.name not in ("seed", "rate")
+        for value in [getattr(parameters, f.name)]
     ]
     shares = "; ".join(f"{truth.value} {share:g}%" for truth, share in TRUTHS.items())
     again = "; ".join(f"{truth.value}: after {seconds:g} s" for truth, seconds in AGAIN_S.items())
