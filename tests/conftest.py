@@ -80,12 +80,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is collected stays: nothing of it is garbage, now or later. Every worker collects everything."""
+    """What is collected stays: next to nothing of it is garbage, now or later. Every worker collects everything."""
     gc.disable()
     try:
         return (yield)
     finally:
-        gc.collect()
         gc.freeze()
         gc.enable()
 
