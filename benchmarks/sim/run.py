@@ -17,6 +17,7 @@ import argparse
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import get_args
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 # In place of this folder, whose modules must be found as `benchmarks.…` only.
@@ -26,6 +27,7 @@ from benchmarks.sim import patience  # noqa: E402
 from benchmarks.sim.failures import AGAIN_S, SENSED, TRUTHS  # noqa: E402
 from benchmarks.sim.parameters import Parameters  # noqa: E402
 from benchmarks.sim.table import play_all, play_hiccups, play_load, table  # noqa: E402
+from guardrun.supervisor.engine.model.hang_patience import Sensitivity  # noqa: E402
 
 BEGIN, END = "<!-- figures: make sim SIM_ARGS=--write-docs -->", "<!-- end of figures -->"
 
@@ -36,6 +38,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--days", default="14", help="one number, or one for each rate")
     parser.add_argument("--seeds", default="3,1", help="likewise")
     parser.add_argument("--rates", default="1,10", help="times the published rate")
+    parser.add_argument("--sensitivity", choices=get_args(Sensitivity), default="normal", help="[hang] sensitivity")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--hiccups", action="store_true")
     parser.add_argument("--patience", action="store_true")
@@ -86,11 +89,12 @@ def main() -> int:
         return 0
     if args.quick:
         args.nodes, args.days, args.seeds = 1000, "2", "1"
-    parameters = replace(Parameters(), nodes=args.nodes, pool=args.nodes + max(600, args.nodes // 5))
+    pool = args.nodes + max(600, args.nodes // 5)
+    parameters = replace(Parameters(), nodes=args.nodes, pool=pool, sensitivity=args.sensitivity)
     rates = [float(rate) for rate in args.rates.split(",")]
     days = _for_each(rates, args.days)
     played = [replace(parameters, rate=rate, days=days[n]) for n, rate in enumerate(rates)]
-    kept = ROOT / "build" / f"sim-{args.nodes}.jsonl"
+    kept = ROOT / "build" / f"sim-{args.nodes}-{args.sensitivity}.jsonl"
     kept.parent.mkdir(exist_ok=True)
     load = kept.with_suffix(".load.txt")
     if args.anew:
