@@ -1,0 +1,188 @@
+"""What a rank's data loaders have handed out, from its ledger page: read at a save, while its hooks may write it."""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from guardrun.hooks.wire import ledger_page as page
+from guardrun.hooks.wire.ledger_page import Flag, Head, Record, ledger_name
+from guardrun.supervisor.base.shared_pages import PageFile
+
+_HEAD = struct.Struct(f"<{page.HEAD_WORDS}q")
+_RECORD = struct.Struct(f"<{page.RECORD_WORDS}q")
+RECENT = 64
+"""Steps: a loader from which none of them took a batch is not trained on any more."""
+NEAR = range(-3, 9)
+"""Batches around the checkpoint's, of which checksums are kept: by these it shows where a script goes on by itself."""
+OVER = "its pass was over at the checkpoint"
+IN_TURN = "steps take batches from several data loaders in turn"
+ONE_OVER = "one of several data loaders was at the end of its pass"
+NOT_PLAIN = "a batch is fetched before the one before it is trained on, or several to a backward()"
+UNEQUAL = "ranks had taken unequal numbers of batches"
+
+
+class Ring(NamedTuple):
+    """The last batches of one loader."""
+
+    key: str
+    records: list[tuple[int, ...]]
+    """As Record has them, oldest first."""
+
+
+class RankAccount(msgspec.Struct, frozen=True):
+    """How far a rank was in a pass over a loader."""
+
+    batches: int
+    samples: int
+    digest: int
+    first: int
+    near: dict[int, int] = {}
+    """How many batches → the checksum of these; of some around `batches`."""
+
+
+class LoaderAccount(msgspec.Struct, frozen=True):
+    """How far all ranks were in their passes over a loader, when a checkpoint's steps were done."""
+
+    key: str
+    epoch: int
+    """-1: not known."""
+    is_ended: bool
+    is_apart: bool
+    """One pass over it is told from the next."""
+    is_plain: bool
+    """A backward() has followed on each batch."""
+    why: str
+    """Why what was trained on can't be skipped; empty: nothing speaks against it."""
+    ranks: dict[int, RankAccount] = {}
+
+
+def read_rings(sockets: Path, attempt: int, rank: int) -> list[Ring]:
+    """All that a rank's page has; empty where there is none, or none of ours."""
+    file = PageFile(sockets / ledger_name(attempt, rank), page.SIZE_BYTES, page.MAGIC, _HEAD)
+    try:
+        head = file.head()
+        return [] if head is None else [_read_ring(file, slot) for slot in range(_loaders(head))]
+    except OSError:
+        return []
+    finally:
+        file.close()
+
+
+def _loaders(head: Sequence[int]) -> int:
+    return min(max(0, head[Head.LOADERS]), page.LOADERS)
+
+
+def _read_ring(file: PageFile, slot: int) -> Ring:
+    place = Head.FIRST + 2 * slot
+    before = file.head() or (0,) * page.HEAD_WORDS
+    start = 8 * (page.HEAD_WORDS + page.RECORD_WORDS * page.RECORDS * slot)
+    data = file.read(_RECORD.size * page.RECORDS, start)
+    after = file.head() or before
+    if len(data) != _RECORD.size * page.RECORDS:
+        return Ring("", [])
+    # What was being written meanwhile is neither the old record nor the new one.
+    oldest = max(0, after[place + 1] + 1 - page.RECORDS)
+    numbers = range(max(oldest, before[place + 1] - page.RECORDS), before[place + 1])
+    found = [_RECORD.unpack_from(data, _RECORD.size * (number % page.RECORDS)) for number in numbers]
+    return Ring(f"{before[place]:x}", [words for words in found if _is_sound(words)])
+
+
+def _is_sound(words: Sequence[int]) -> bool:
+    """Whether a rank can have written it."""
+    counts = (Record.STEP, Record.PASS, Record.BATCHES, Record.SAMPLES, Record.DIGEST, Record.GAPS, Record.TRAINED)
+    return all(words[place] >= 0 for place in counts)
+
+
+def compose(rings: Mapping[int, Sequence[Ring]], done: int, saver: int, began_ns: int) -> list[LoaderAccount]:
+    """What had been handed out for the steps that a checkpoint holds; empty: nothing that was trained on.
+
+    rings: of all ranks. done: steps of the attempt, as the saver counts. began_ns: when the save began.
+    """
+    own = {ring.key: ring for ring in rings.get(saver, ())}
+    recent = {key: at for key, ring in own.items() if (at := _last(ring, done)) is not None and _is_trained(ring, at)}
+    active = {key: at for key, at in recent.items() if own[key].records[at][Record.STEP] == done}
+    if not active:
+        return []
+    ended = {key for key, at in active.items() if _has_ended(own[key], at, began_ns)}
+    why = IN_TURN if len(active) < len(recent) else ONE_OVER if ended and len(active) > 1 else ""
+    return [_account(rings, key, saver, done, is_ended=key in ended, why=why) for key in sorted(active)]
+
+
+def _account(
+    rings: Mapping[int, Sequence[Ring]], key: str, saver: int, done: int, *, is_ended: bool, why: str
+) -> LoaderAccount:
+    ranks, records = dict[int, RankAccount](), dict[int, tuple[int, ...]]()
+    for rank, all_of in rings.items():
+        ring = next((one for one in all_of if one.key == key), None)
+        at = _last(ring, done) if ring is not None else None
+        if ring is None or at is None or ring.records[at][Record.STEP] != done:
+            why = why or f"what rank {rank} was handed out for these steps is not known"
+            continue
+        record = records[rank] = ring.records[at]
+        ranks[rank] = RankAccount(
+            batches=record[Record.BATCHES],
+            samples=record[Record.SAMPLES],
+            digest=record[Record.DIGEST],
+            first=record[Record.FIRST],
+            near=_near(ring, record),
+        )
+    first = records[saver]
+    flags = Flag(0)
+    for record in records.values():
+        flags |= Flag(record[Record.FLAGS])
+    is_plain = not any(record[Record.GAPS] for record in records.values())
+    if not why and any(record[Record.BATCHES] != first[Record.BATCHES] for record in records.values()):
+        why = UNEQUAL
+    if not why:
+        why = OVER if is_ended else "" if is_plain else NOT_PLAIN
+    is_apart = all(record[Record.FLAGS] & Flag.APART for record in records.values())
+    epoch = first[Record.EPOCH]
+    return LoaderAccount(key, epoch, is_ended, is_apart, is_plain, why, ranks)
+
+
+def _last(ring: Ring, done: int) -> int | None:
+    """The last batch that was taken for one of these steps, where that is one of the last."""
+    for at in range(len(ring.records) - 1, -1, -1):
+        record = ring.records[at]
+        if record[Record.STEP] <= done and not record[Record.FLAGS] & Flag.ENDED:
+            return at if record[Record.STEP] > done - RECENT else None
+    return None
+
+
+def _is_trained(ring: Ring, at: int) -> bool:
+    """Whether a backward() follows on its batches: no evaluation has one."""
+    last = ring.records[at]
+    recent = [one for one in ring.records[: at + 1] if one[Record.STEP] > last[Record.STEP] - RECENT]
+    is_first = last[Record.BATCHES] == 1 and not any(one[Record.GAPS] for one in recent)
+    return is_first or any(one[Record.TRAINED] for one in recent)
+
+
+def _has_ended(ring: Ring, at: int, began_ns: int) -> bool:
+    after = ring.records[at + 1] if at + 1 < len(ring.records) else None
+    if after is None or not after[Record.FLAGS] & Flag.ENDED:
+        return False
+    return after[Record.PASS] == ring.records[at][Record.PASS] and after[Record.AT_NS] <= began_ns
+
+
+def _near(ring: Ring, record: Sequence[int]) -> dict[int, int]:
+    batches = record[Record.BATCHES]
+    return {
+        one[Record.BATCHES]: one[Record.DIGEST]
+        for one in ring.records
+        if one[Record.PASS] == record[Record.PASS] and one[Record.BATCHES] - batches in NEAR
+    }
+
+
+def stat_identity(path: str) -> tuple[int, int] | None:
+    """(mtime_ns, size) of a file, by which it is told also under another name; None: it is not there."""
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return found.st_mtime_ns, found.st_size

@@ -1,0 +1,192 @@
+"""What had been handed out to the ranks when each checkpoint was written: the run directory's `data-ledger.json`.
+
+Of the newest MAX_SAVES saves, by the files that they wrote (their times and sizes, which renaming keeps). Nothing is
+ever written into the checkpoints' own folders. Before an attempt the account of its checkpoint goes into the socket
+folder, where ranks find it (hooks/guards/data_replay.py). Only in jobs of one node.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from guardrun.hooks.wire.ledger_page import consumed_name
+from guardrun.hooks.wire.messages import CheckpointSaved
+from guardrun.supervisor.base.log import log
+from guardrun.supervisor.base.own_files import read_own, write_own
+from guardrun.supervisor.base.printable import encode_json
+from guardrun.supervisor.collect.ranks.ledgers import LoaderAccount, compose, read_rings, stat_identity
+from guardrun.supervisor.engine.model.events import Checkpoint
+from guardrun.supervisor.node.run_context import RunContext
+
+FILE = "data-ledger.json"
+MAX_SAVES = 64
+MAX_FILES = 64
+"""Of a save, and of a checkpoint that is looked up."""
+MAX_RANKS = 256
+NO_ACCOUNT = "no account was kept of what had been handed out when this checkpoint was written"
+OTHER_SIZE = "there were {before} ranks, and now there are {now}"
+
+
+class SaveAccount(msgspec.Struct, kw_only=True):
+    """At one save; or at several of the same step."""
+
+    attempt: int
+    done: int
+    """Steps of that attempt."""
+    step: int
+    """With those before it."""
+    saver: int
+    began_ns: int
+    """CLOCK_MONOTONIC."""
+    world_size: int
+    files: list[tuple[int, int]] = []
+    """mtime_ns and size of each that was written."""
+    loaders: list[LoaderAccount] = []
+
+
+class SampleLedgers:
+    """Of one run. Runs on the loop's thread, but for find()."""
+
+    def __init__(self, node: RunContext, sockets: Path) -> None:
+        self._node, self._sockets = node, sockets
+        self._path = node.run_dir / FILE
+        self._saves = _read(self._path)
+        self._is_kept = True
+        self._has_loaders = any(save.loaders for save in self._saves)
+        self._resumed: list[LoaderAccount] = []
+        """What the current attempt began with."""
+
+    def saved(self, message: CheckpointSaved, ranks: Sequence[int]) -> None:
+        """A rank of the current attempt has saved. ranks: all of them."""
+        if message.own_steps < 0 or message.mtime_ns <= 0 or len(ranks) > MAX_RANKS:
+            return
+        account = self._account(message, ranks)
+        known = next((one for one in self._saves if _is_same(one, account)), None)
+        if known is None:
+            self._saves = [*self._saves, account][-MAX_SAVES:]
+        else:
+            account = known
+        if len(account.files) < MAX_FILES:
+            account.files.append((message.mtime_ns, message.size))
+        self._has_loaders = self._has_loaders or bool(account.loaders)
+        self._keep()
+
+    def saved_in_time(self, rank: int, path: str, ranks: Sequence[int], **about: int) -> None:
+        """A rank has saved before the ranks are ended. about: attempt, step and own_steps, as CheckpointSaved has them."""
+        look = stat_identity(path)
+        if look is not None:
+            now_ns = time.monotonic_ns()
+            message = CheckpointSaved(
+                global_rank=rank,
+                pid=0,
+                path=path,
+                writer="",
+                began_ns=now_ns,
+                ended_ns=now_ns,
+                mtime_ns=look[0],
+                size=look[1],
+                **about,
+            )
+            self.saved(message, ranks)
+
+    def find(self, files: Sequence[str]) -> SaveAccount | None:
+        """The account of a checkpoint that these files make up; None: there is none. For a thread that may wait."""
+        looks = {look for file in files[:MAX_FILES] if (look := stat_identity(file)) is not None}
+        found = [save for save in list(self._saves) if any(tuple(file) in looks for file in save.files)]
+        agree = all(save.loaders == found[0].loaders for save in found)
+        return found[-1] if found and agree else None
+
+    def refresh(self, attempt: int) -> None:
+        """An attempt is over: what its ranks had not been seen to take by the time of a save is known by now."""
+        for save in self._saves:
+            if save.attempt == attempt and save.loaders:
+                loaders = compose(self._rings(attempt, range(save.world_size)), save.done, save.saver, save.began_ns)
+                if loaders and not any(
+                    one.why and not old.why for one, old in zip(loaders, save.loaders, strict=False)
+                ):
+                    save.loaders = loaders
+        self._keep()
+
+    def hand_on(self, attempt: int, checkpoint: Checkpoint, account: SaveAccount | None, *, world_size: int) -> None:
+        """Leave the account for the ranks of an attempt that resumes. Raises OSError."""
+        self._resumed = account.loaders if account is not None else []
+        if account is None and not self._has_loaders:
+            return
+        why = NO_ACCOUNT if account is None else ""
+        if account is not None and account.world_size != world_size:
+            why = OTHER_SIZE.format(before=account.world_size, now=world_size)
+        ranks = {} if account is None or why else _by_rank(account)
+        acts = bool(self._node.run_file.config.get("checkpoint", {}).get("exact_data"))
+        if account is not None and not account.loaders:
+            return
+        fields = {"acts": acts, "why": why, "step": checkpoint.step, "ranks": ranks}
+        (self._sockets / consumed_name(attempt)).write_bytes(encode_json(fields))
+
+    def _account(self, message: CheckpointSaved, ranks: Sequence[int]) -> SaveAccount:
+        rings = self._rings(message.attempt, ranks)
+        loaders = compose(rings, message.own_steps, message.global_rank, message.began_ns)
+        return SaveAccount(
+            attempt=message.attempt,
+            done=message.own_steps,
+            step=message.step,
+            saver=message.global_rank,
+            began_ns=message.began_ns,
+            world_size=len(ranks),
+            loaders=loaders if message.own_steps or loaders else self._resumed,
+        )
+
+    def _rings(self, attempt: int, ranks: Sequence[int]) -> dict[int, Any]:
+        return {rank: read_rings(self._sockets, attempt, rank) for rank in ranks}
+
+    def _keep(self) -> None:
+        """Soon, and once for all that has changed by then."""
+        if self._is_kept:
+            self._is_kept = not self._node.writer.put(self._write)
+
+    def _write(self) -> None:
+        self._is_kept = True
+        try:
+            write_own(self._path, encode_json(msgspec.to_builtins(self._saves, str_keys=True)))
+        except OSError as error:
+            log.warning("data_ledger_not_written", error=str(error))
+
+
+def _read(path: Path) -> list[SaveAccount]:
+    try:
+        return msgspec.json.decode(read_own(path), type=list[SaveAccount])[-MAX_SAVES:]
+    except (OSError, msgspec.DecodeError):  # none yet, or none of ours
+        return []
+
+
+def _is_same(one: SaveAccount, other: SaveAccount) -> bool:
+    ended = [[loader.is_ended for loader in save.loaders] for save in (one, other)]
+    return (one.attempt, one.done) == (other.attempt, other.done) and ended[0] == ended[1]
+
+
+def _by_rank(account: SaveAccount) -> dict[str, list[dict[str, Any]]]:
+    """As hooks/guards/data_replay.Account reads it."""
+    found: dict[str, list[dict[str, Any]]] = {str(rank): [] for rank in range(account.world_size)}
+    for loader in account.loaders:
+        about = {
+            "key": loader.key,
+            "epoch": loader.epoch,
+            "is_ended": loader.is_ended,
+            "is_apart": loader.is_apart,
+            "is_plain": loader.is_plain,
+            "why": loader.why,
+        }
+        for rank, own in loader.ranks.items():
+            found[str(rank)].append({**about, **msgspec.to_builtins(own, str_keys=True)})
+    return found
+
+
+def _is_better(after: list[LoaderAccount], before: list[LoaderAccount]) -> bool:
+    """Whether nothing of what was known before has been written over since."""
+    if [one.key for one in after] != [one.key for one in before]:
+        return False
+    return not any(one.why and not other.why for one, other in zip(after, before, strict=True))
