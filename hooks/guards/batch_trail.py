@@ -184,6 +184,11 @@ class Trail:
         stream.source, stream.number, stream.position, stream.ends = source, self._passes, 0, []
         stream.epoch = -1 if epoch is None else epoch
 
+    def note_save(self, own_steps: int, step: int, began_ns: int, size: int, mtime_ns: int) -> None:
+        """A save is done, of that file. Any thread may tell."""
+        if self.ledger is not None:
+            self.ledger.note_save(own_steps, step, began_ns, size, mtime_ns)
+
     def on_backward(self) -> None:
         """Gradients are computed, of what was taken last."""
         self._backwards[self._last] = self._backwards.get(self._last, 0) + 1
@@ -304,7 +309,7 @@ def find_key(loader: Any) -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(places) < MAX_PLACES:
         code = frame.f_code
-        # Of loaders that wrap others (__iter__), resuming may put another kind there; torch's own makes its iterators at
+        # Of loaders that wrap others (__iter__), resuming may put another kind there; torch's own makes iterators at
         # other lines where the number of workers is another.
         is_special = code.co_name.startswith("__") and code.co_name.endswith("__")
         if not is_special and frame.f_globals.get("__name__") != LOADERS:

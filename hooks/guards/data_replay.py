@@ -15,6 +15,7 @@ Only the training thread calls what is here; nothing is raised into it but what 
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import os
 from _thread import get_ident
@@ -37,13 +38,16 @@ MOST_BATCHES = 64
 """That are trained on before it is said that the loaders of the account were not met."""
 MAX_DEPTH = 4
 """Of a batch's own lists and dicts."""
-SKIPPED, CONTINUED, REPEATED, LEFT_OUT, UNKNOWN = "skipped", "continued", "repeated", "left_out", "unknown"
+SKIPPED, CONTINUED, REPEATED, LEFT_OUT = "skipped", "continued", "repeated", "left_out"
+REORDERED, UNKNOWN = "reordered", "unknown"
 NOT_MET = "training takes its batches from other data loaders than before"
 OTHER_ORDER = "samples come in another order than before the checkpoint"
+ELSEWHERE = "the data begin elsewhere in their order, or in another one"
 UNTOLD_END = "the pass was complete, and nothing tells whether the next one is another epoch"
 NOT_AGREED = "the other ranks did not meet theirs within {wait_s:.0f} s"
 OTHERS_DIFFER = "on another rank samples come in another order"
-_PASS, _WATCH = "_guardrun_replayed", "_guardrun_watched"  # attributes of torch's iterators
+_PASS, _WATCH = "_guardrun_replayed", "_guardrun_watched"  # attributes of torch's iterators, …
+_TOLD = "_guardrun_told_epoch"  # … and of its samplers
 NOTHING = object()
 _BATCHES, _PROGRESS_NS = int(Field.BATCHES), int(Field.PROGRESS_NS)
 
@@ -168,7 +172,8 @@ class Replay:
             digest = added[0]
         if len(found) < account.batches or digest != account.digest:
             return OTHER_ORDER
-        return UNTOLD_END if len(found) == account.batches and not account.is_apart else ""
+        is_apart = account.is_apart or was_told_epoch(iterator.__dict__.get("_index_sampler"))
+        return UNTOLD_END if len(found) == account.batches and not is_apart else ""
 
     def _ask_others(self, account: Account, *, wants: bool) -> str:
         """Why they do not all skip; empty: they do."""
@@ -278,7 +283,8 @@ class Replay:
             else:
                 self._send(CONTINUED, account)
         elif watch.start is None or begins < 0:
-            self._send(UNKNOWN, account, why=why if begins < 0 else why or OTHER_ORDER)
+            is_seen = begins >= 0 and account.batches + 1 in account.near
+            self._send(REORDERED if is_seen else UNKNOWN, account, why=why or ("" if is_seen else ELSEWHERE))
         elif watch.start == 0:
             self._compare(account, begins, samples, why)
         else:
@@ -340,6 +346,30 @@ def copy_of(batch: Any, depth: int = MAX_DEPTH) -> Any:
     if kind is list or kind is tuple:
         return kind(copy_of(one, depth - 1) for one in batch)
     return copy.copy(batch) if hasattr(kind, "keys") and hasattr(kind, "pop") else batch
+
+
+def was_told_epoch(sampler: Any) -> bool:
+    """Whether the script has called set_epoch() of a DistributedSampler in this attempt."""
+    for _ in range(4):
+        if getattr(sampler, "__dict__", {}).get(_TOLD):
+            return True
+        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+    return False
+
+
+def install_sampler(module: Any, rank: Rank) -> None:
+    """Know of calls of set_epoch(), where there is an account; torch.utils.data.distributed."""
+    if rank.replay is None:
+        return
+    kind = module.DistributedSampler
+    original = kind.set_epoch
+
+    @functools.wraps(original)
+    def set_epoch(self: Any, epoch: int) -> None:
+        self.__dict__[_TOLD] = True
+        original(self, epoch)
+
+    kind.set_epoch = set_epoch
 
 
 def install(rank: Rank) -> None:

@@ -23,6 +23,9 @@ from guardrun.hooks.wire.ledger_page import (
     MAGIC,
     RECORD_WORDS,
     RECORDS,
+    SAVE_WORDS,
+    SAVES,
+    SAVES_AT,
     SIZE_BYTES,
     Flag,
     Head,
@@ -42,6 +45,7 @@ PASSED_BY = ("guardrun", "torch", "tqdm")
 """Packages that may stand between a loader and the script that iterates over it."""
 INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _BODY = struct.Struct(f"<{RECORD_WORDS}q")
+_SAVE = struct.Struct(f"<{SAVE_WORDS}q")
 _MASK = (1 << 63) - 1
 _ENDED, _UNNAMED, _APART = int(Flag.ENDED), int(Flag.UNNAMED), int(Flag.APART)
 
@@ -131,6 +135,14 @@ class SampleLedger:
         if one is not None and one.number == stream.number and one.slot >= 0 and not one.flags & _ENDED:
             one.flags |= _ENDED
             self._write(one, step, one.flags)
+
+    def note_save(self, *words: int) -> None:
+        """A save is done: as SaveRecord has it. Any thread may tell."""
+        page = self._page
+        if page is not None:
+            count = page.words[Head.SAVES]
+            _SAVE.pack_into(page.bytes, 8 * (SAVES_AT + SAVE_WORDS * (count % SAVES)), *words, 0, 0, 0)
+            page.words[Head.SAVES] = count + 1
 
     def close(self) -> None:
         """Unmap the page: nothing may be called any more."""

@@ -25,6 +25,9 @@ class BatchTrail(Protocol):
     def note(self, state: dict[str, Any], indices: object) -> None:
         """A batch has been taken. state: the iterator's attributes; indices: what the sampler handed out for it."""
 
+    def note_save(self, own_steps: int, step: int, began_ns: int, size: int, mtime_ns: int) -> None:
+        """A save is done, of the steps of this attempt and of that file."""
+
     def end(self, state: dict[str, Any]) -> None:
         """A pass over a loader has come to its end. state: the iterator's attributes."""
 

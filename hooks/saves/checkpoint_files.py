@@ -118,7 +118,10 @@ def note_saved(rank: Rank, path: str | None, writer: str, step: int, began_ns: i
     rank.words[Field.SAVES] += 1
     rank.words[Field.PROGRESS_NS] = ended_ns
     own_steps = step - rank.step_now() + int(rank.words[Field.STEP])
-    told = {"began_ns": began_ns, "ended_ns": ended_ns, "own_steps": own_steps, **_identity_of(path)}
+    identity = _identity_of(path)
+    if rank.trail is not None and identity:  # should it die before this is sent
+        rank.trail.note_save(own_steps, step, began_ns, identity["size"], identity["mtime_ns"])
+    told = {"began_ns": began_ns, "ended_ns": ended_ns, "own_steps": own_steps, **identity}
     rank.send("CheckpointSaved", path=path, writer=writer, step=step, **told)
 
 

@@ -1,8 +1,9 @@
 """The ledger page: a file of shared memory in which a rank's hooks keep what its data loaders have handed out.
 
-One file a rank and attempt beside the board, made by the rank with its first batch. Aligned 64-bit words: a header, and
-for each of LOADERS loaders a ring of RECORDS records, one a batch that the training thread took. A record counts once
-its loader's count in the header does; those before it are in the ring until they are written over.
+One file a rank and attempt beside the board, made by the rank with its first batch. Aligned 64-bit words: a header, for
+each of LOADERS loaders a ring of RECORDS records, one a batch that the training thread took, and a ring of SAVES
+records, one a save: a rank that dies right after a save has not told of it. A record counts once the count of its ring
+in the header does; those before it are there until they are written over.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ MAGIC = 0x67756172_64_50_01
 LOADERS = 6
 RECORDS = 1024
 """Of each loader; a power of two."""
-HEAD_WORDS = 16
+HEAD_WORDS = 24
 RECORD_WORDS = 12
-SIZE_BYTES = 8 * (HEAD_WORDS + RECORD_WORDS * RECORDS * LOADERS)
+SAVES = 32
+SAVE_WORDS = 8
+SAVES_AT = HEAD_WORDS + RECORD_WORDS * RECORDS * LOADERS
+SIZE_BYTES = 8 * (SAVES_AT + SAVE_WORDS * SAVES)
 
 
 class Head(IntEnum):
@@ -27,7 +31,9 @@ class Head(IntEnum):
     """Of which there are records."""
     MISSED = 3
     """Loaders for which there was no room."""
-    FIRST = 4
+    SAVES = 4
+    """Written so far."""
+    FIRST = 5
     """From here on two words for each loader: its key (63 bits, the same in each attempt), and how many records of it
     were written so far."""
 
@@ -55,6 +61,20 @@ class Record(IntEnum):
     AT_NS = 9
     """CLOCK_MONOTONIC."""
     FLAGS = 10
+
+
+class SaveRecord(IntEnum):
+    """Index of a word of a save's record."""
+
+    OWN_STEPS = 0
+    """Steps of this attempt that it holds, as Field.STEP of the board counts."""
+    STEP = 1
+    """With those before it."""
+    BEGAN_NS = 2
+    """CLOCK_MONOTONIC."""
+    SIZE = 3
+    MTIME_NS = 4
+    """Of the file that was written, or of the one that completes a folder."""
 
 
 class Flag(IntFlag):

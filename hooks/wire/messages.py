@@ -201,7 +201,7 @@ class DataReplayed(_Message, frozen=True, kw_only=True, tag="replayed"):
     """After a resume: whether samples are trained on again, or left out. Of a loader the last one counts."""
 
     status: str
-    """`skipped`, `continued`, `repeated`, `left_out`, `unknown`."""
+    """`skipped`, `continued`, `repeated`, `left_out`, `reordered`, `unknown`."""
     loader: str
     """Which of the script's, as BatchesNamed has it; empty: none."""
     epoch: int

@@ -240,7 +240,7 @@ class Performer:
         resume_first = self._node.run_file.settings.resume_first and is_first
         ledgers = self._ledgers if not action.is_look else None
         if ledgers is not None and (attempt := context.engine.state.attempt) is not None:
-            ledgers.refresh(attempt.number)
+            ledgers.refresh(attempt.number, sorted(attempt.ranks))
 
         def work() -> ev.Event:
             is_urgent = not action.is_look
@@ -268,13 +268,12 @@ class Performer:
 
         InTimeSaves(self._node, self._context, self._keep_chooser, self._saved_in_time).begin(action)
 
-    def _saved_in_time(self, attempt: int, rank: int, step: int, path: str) -> None:
+    def _saved_in_time(self, attempt: int, rank: int, checkpoint: ev.Checkpoint) -> None:
         board = self._node.sampler.boards.get(rank)
         words = board.read() if board is not None else None
         if self._ledgers is not None and words is not None and attempt == self._node.ingest.attempt:
-            done = int(words[Field.STEP])
             ranks = sorted(self._node.ingest.ranks)
-            self._ledgers.saved_in_time(rank, path, ranks, attempt=attempt, step=step, own_steps=done)
+            self._ledgers.saved_in_time(attempt, rank, words[Field.STEP], checkpoint, ranks)
 
     def _dated(self, spoiled: Sequence[ac.Spoiled]) -> list[ac.Spoiled]:
         """The same in time.time()'s seconds."""

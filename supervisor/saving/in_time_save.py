@@ -45,11 +45,11 @@ class InTimeSaves:
         node: InTimeNode,
         context: CheckpointContext,
         keep: Callable[[], object],
-        saved: Callable[[int, int, int, str], object] = lambda *_: None,
+        saved: Callable[[int, int, ev.Checkpoint], object] = lambda *_: None,
     ) -> None:
         """keep: has what the chooser knows written down, for a supervisor after this one.
 
-        saved: gets attempt, rank, step and path of a checkpoint that is to be used, on the loop's thread.
+        saved: gets attempt, rank and checkpoint of a save that is to be used, on the loop's thread.
         """
         self._node, self._context, self._keep, self._saved = node, context, keep, saved
 
@@ -149,7 +149,7 @@ class InTimeSaves:
             self._keep()
             if isinstance(found, str):
                 return event(None, f"rank {number} saved {path}: {found}")
-            self._node.post(lambda: self._saved(action.attempt, number, step, found.checkpoint.path))
+            self._node.post(lambda: self._saved(action.attempt, number, found.checkpoint))
             return event(found.checkpoint, "", is_unchecked=found.is_unchecked)
 
         chooser.hurry()

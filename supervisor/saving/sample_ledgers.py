@@ -19,7 +19,14 @@ from guardrun.hooks.wire.messages import CheckpointSaved
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import read_own, write_own
 from guardrun.supervisor.base.printable import encode_json
-from guardrun.supervisor.collect.ranks.ledgers import LoaderAccount, compose, read_rings, stat_identity
+from guardrun.supervisor.collect.ranks.ledgers import (
+    LoaderAccount,
+    SaveSeen,
+    compose,
+    read_rings,
+    read_saves,
+    stat_identity,
+)
 from guardrun.supervisor.engine.model.events import Checkpoint
 from guardrun.supervisor.node.run_context import RunContext
 
@@ -63,36 +70,19 @@ class SampleLedgers:
 
     def saved(self, message: CheckpointSaved, ranks: Sequence[int]) -> None:
         """A rank of the current attempt has saved. ranks: all of them."""
-        if message.own_steps < 0 or message.mtime_ns <= 0 or len(ranks) > MAX_RANKS:
-            return
-        account = self._account(message, ranks)
-        known = next((one for one in self._saves if _is_same(one, account)), None)
-        if known is None:
-            self._saves = [*self._saves, account][-MAX_SAVES:]
-        else:
-            account = known
-        if len(account.files) < MAX_FILES:
-            account.files.append((message.mtime_ns, message.size))
-        self._has_loaders = self._has_loaders or bool(account.loaders)
+        seen = SaveSeen(message.own_steps, message.step, message.began_ns, message.size, message.mtime_ns)
+        self._note(message.attempt, message.global_rank, seen, ranks)
         self._keep()
 
-    def saved_in_time(self, rank: int, path: str, ranks: Sequence[int], **about: int) -> None:
-        """A rank has saved before the ranks are ended. about: attempt, step and own_steps, as CheckpointSaved has them."""
-        look = stat_identity(path)
+    def saved_in_time(
+        self, attempt: int, rank: int, own_steps: int, checkpoint: Checkpoint, ranks: Sequence[int]
+    ) -> None:
+        """A rank has saved before the ranks are ended. own_steps: as Field.STEP of its board counts."""
+        look = stat_identity(checkpoint.path)
         if look is not None:
-            now_ns = time.monotonic_ns()
-            message = CheckpointSaved(
-                global_rank=rank,
-                pid=0,
-                path=path,
-                writer="",
-                began_ns=now_ns,
-                ended_ns=now_ns,
-                mtime_ns=look[0],
-                size=look[1],
-                **about,
-            )
-            self.saved(message, ranks)
+            seen = SaveSeen(own_steps, checkpoint.step, time.monotonic_ns(), look[1], look[0])
+            self._note(attempt, rank, seen, ranks)
+            self._keep()
 
     def find(self, files: Sequence[str]) -> SaveAccount | None:
         """The account of a checkpoint that these files make up; None: there is none. For a thread that may wait."""
@@ -101,44 +91,56 @@ class SampleLedgers:
         agree = all(save.loaders == found[0].loaders for save in found)
         return found[-1] if found and agree else None
 
-    def refresh(self, attempt: int) -> None:
-        """An attempt is over: what its ranks had not been seen to take by the time of a save is known by now."""
+    def refresh(self, attempt: int, ranks: Sequence[int]) -> None:
+        """An attempt is over: what was not told, or not taken yet by the time of a save, is known by now."""
+        known = {file for save in self._saves if save.attempt == attempt for file in save.files}
+        for rank in ranks:
+            for seen in read_saves(self._sockets, attempt, rank):
+                if (seen.mtime_ns, seen.size) not in known:
+                    self._note(attempt, rank, seen, ranks)
         for save in self._saves:
             if save.attempt == attempt and save.loaders:
-                loaders = compose(self._rings(attempt, range(save.world_size)), save.done, save.saver, save.began_ns)
-                if loaders and not any(
-                    one.why and not old.why for one, old in zip(loaders, save.loaders, strict=False)
-                ):
+                loaders = compose(self._rings(attempt, ranks), save.done, save.saver, save.began_ns)
+                if _is_better(loaders, save.loaders):
                     save.loaders = loaders
         self._keep()
 
     def hand_on(self, attempt: int, checkpoint: Checkpoint, account: SaveAccount | None, *, world_size: int) -> None:
         """Leave the account for the ranks of an attempt that resumes. Raises OSError."""
         self._resumed = account.loaders if account is not None else []
-        if account is None and not self._has_loaders:
+        if account is not None and not account.loaders and account.done:
+            account = None
+        if (account is None and not self._has_loaders) or (account is not None and not account.loaders):
             return
         why = NO_ACCOUNT if account is None else ""
         if account is not None and account.world_size != world_size:
             why = OTHER_SIZE.format(before=account.world_size, now=world_size)
         ranks = {} if account is None or why else _by_rank(account)
         acts = bool(self._node.run_file.config.get("checkpoint", {}).get("exact_data"))
-        if account is not None and not account.loaders:
-            return
         fields = {"acts": acts, "why": why, "step": checkpoint.step, "ranks": ranks}
         (self._sockets / consumed_name(attempt)).write_bytes(encode_json(fields))
 
-    def _account(self, message: CheckpointSaved, ranks: Sequence[int]) -> SaveAccount:
-        rings = self._rings(message.attempt, ranks)
-        loaders = compose(rings, message.own_steps, message.global_rank, message.began_ns)
-        return SaveAccount(
-            attempt=message.attempt,
-            done=message.own_steps,
-            step=message.step,
-            saver=message.global_rank,
-            began_ns=message.began_ns,
+    def _note(self, attempt: int, rank: int, seen: SaveSeen, ranks: Sequence[int]) -> None:
+        if seen.own_steps < 0 or seen.mtime_ns <= 0 or len(ranks) > MAX_RANKS:
+            return
+        loaders = compose(self._rings(attempt, ranks), seen.own_steps, rank, seen.began_ns)
+        account = SaveAccount(
+            attempt=attempt,
+            done=seen.own_steps,
+            step=seen.step,
+            saver=rank,
+            began_ns=seen.began_ns,
             world_size=len(ranks),
-            loaders=loaders if message.own_steps or loaders else self._resumed,
+            loaders=loaders if seen.own_steps or loaders else self._resumed,
         )
+        known = next((one for one in self._saves if _is_same(one, account)), None)
+        if known is None:
+            self._saves = [*self._saves, account][-MAX_SAVES:]
+        else:
+            account = known
+        if len(account.files) < MAX_FILES:
+            account.files.append((seen.mtime_ns, seen.size))
+        self._has_loaders = self._has_loaders or bool(account.loaders)
 
     def _rings(self, attempt: int, ranks: Sequence[int]) -> dict[int, Any]:
         return {rank: read_rings(self._sockets, attempt, rank) for rank in ranks}

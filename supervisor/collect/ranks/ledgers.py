@@ -16,6 +16,7 @@ from guardrun.supervisor.base.shared_pages import PageFile
 
 _HEAD = struct.Struct(f"<{page.HEAD_WORDS}q")
 _RECORD = struct.Struct(f"<{page.RECORD_WORDS}q")
+_SAVE = struct.Struct(f"<{page.SAVE_WORDS}q")
 RECENT = 64
 """Steps: a loader from which none of them took a batch is not trained on any more."""
 NEAR = range(-3, 9)
@@ -33,6 +34,16 @@ class Ring(NamedTuple):
     key: str
     records: list[tuple[int, ...]]
     """As Record has them, oldest first."""
+
+
+class SaveSeen(NamedTuple):
+    """A save, as SaveRecord has it."""
+
+    own_steps: int
+    step: int
+    began_ns: int
+    size: int
+    mtime_ns: int
 
 
 class RankAccount(msgspec.Struct, frozen=True):
@@ -63,19 +74,34 @@ class LoaderAccount(msgspec.Struct, frozen=True):
 
 
 def read_rings(sockets: Path, attempt: int, rank: int) -> list[Ring]:
-    """All that a rank's page has; empty where there is none, or none of ours."""
+    """All that a rank's page has; empty where there is none, none of ours, or where some loaders had no room in it."""
     file = PageFile(sockets / ledger_name(attempt, rank), page.SIZE_BYTES, page.MAGIC, _HEAD)
     try:
         head = file.head()
-        return [] if head is None else [_read_ring(file, slot) for slot in range(_loaders(head))]
+        if head is None or head[Head.MISSED]:
+            return []
+        return [_read_ring(file, slot) for slot in range(min(max(0, head[Head.LOADERS]), page.LOADERS))]
     except OSError:
         return []
     finally:
         file.close()
 
 
-def _loaders(head: Sequence[int]) -> int:
-    return min(max(0, head[Head.LOADERS]), page.LOADERS)
+def read_saves(sockets: Path, attempt: int, rank: int) -> list[SaveSeen]:
+    """The last saves that a rank's page has, oldest first; those that a rank did not live to tell of among them."""
+    file = PageFile(sockets / ledger_name(attempt, rank), page.SIZE_BYTES, page.MAGIC, _HEAD)
+    try:
+        head = file.head()
+        data = file.read(_SAVE.size * page.SAVES, 8 * page.SAVES_AT) if head is not None else b""
+        if head is None or len(data) != _SAVE.size * page.SAVES:
+            return []
+        numbers = range(max(0, head[Head.SAVES] - page.SAVES), head[Head.SAVES])
+        found = [_SAVE.unpack_from(data, _SAVE.size * (number % page.SAVES)) for number in numbers]
+        return [SaveSeen(*words[: len(SaveSeen._fields)]) for words in found if min(words) >= 0]
+    except OSError:
+        return []
+    finally:
+        file.close()
 
 
 def _read_ring(file: PageFile, slot: int) -> Ring:
@@ -159,7 +185,7 @@ def _is_trained(ring: Ring, at: int) -> bool:
     """Whether a backward() follows on its batches: no evaluation has one."""
     last = ring.records[at]
     recent = [one for one in ring.records[: at + 1] if one[Record.STEP] > last[Record.STEP] - RECENT]
-    is_first = last[Record.BATCHES] == 1 and not any(one[Record.GAPS] for one in recent)
+    is_first = not last[Record.TRAINED] and not any(one[Record.GAPS] for one in recent)
     return is_first or any(one[Record.TRAINED] for one in recent)
 
 

@@ -738,7 +738,7 @@ class DataReplayed(_Event, frozen=True, kw_only=True, tag="data_replayed"):
     attempt: int
     global_rank: int
     status: str
-    """`skipped`, `continued`, `repeated`, `left_out`, `unknown`."""
+    """`skipped`, `continued`, `repeated`, `left_out`, `reordered`, `unknown`."""
     loader: str
     epoch: int
     """-1: not known."""

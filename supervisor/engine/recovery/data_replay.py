@@ -16,10 +16,10 @@ from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.state import Attempt, State
 
 TOPIC = "data_replay"
-SEVERITY = ("skipped", "continued", "unknown", "repeated", "left_out")
+SEVERITY = ("skipped", "continued", "unknown", "reordered", "repeated", "left_out")
 """The worst comes last."""
 MAX_LOADERS = 8
-LEVELS = {"skipped": "good", "repeated": "info", "left_out": "warn", "unknown": "warn"}
+LEVELS = {"skipped": "good", "repeated": "info", "reordered": "info", "left_out": "warn", "unknown": "warn"}
 ADVICE = "`[checkpoint] exact_data = true` skips what was trained on before."
 NOT_HERE = "[checkpoint] exact_data does nothing here: {why}"
 
@@ -99,6 +99,11 @@ def say(told: dict[str, Any], *, is_exact: bool) -> str:
         return f"{told['repeated']} samples{of} that the checkpoint holds are trained on again.{unskipped}"
     if status == "left_out":
         return f"{told['left_out']} samples{of} are not trained on: the script goes on further than its checkpoint was."
+    if status == "reordered":
+        return (
+            f"Samples{of} come in another order than before the checkpoint (a shuffle without a seed of its own, say): "
+            "which are trained on twice, and which not at all, can't be told or avoided."
+        )
     return f"Whether samples are trained on twice, or not at all, since the checkpoint is not known{why}."
 
 
@@ -116,7 +121,7 @@ def _remark(state: State, attempt: Attempt, found: dict[str, Any], now_s: float)
         at_s=now_s,
     )
     is_quiet = status == "continued" or (status == "unknown" and not is_exact)
-    is_news = before is None or status == "skipped" or before.evidence.get("status") != status
-    if is_quiet or not is_news or (before is not None and before.evidence == found and before.attempt == note.attempt):
+    is_same = before is not None and before.evidence.get("status") == status
+    if is_quiet or (before is not None and is_same and (before.attempt == attempt.number or status != "skipped")):
         return []
     return [announce(f"{found['said']} {note.advice}".rstrip(), LEVELS[status])]

@@ -30,7 +30,7 @@ parser.add_argument("--unseeded", action="store_true", help="each attempt has an
 arguments = parser.parse_args()
 
 ATTEMPT, RANK = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
-kills = [tuple(map(int, one.split(":"))) for one in arguments.kills.split(",") if one]
+kills = [(number, *map(int, one.split(":"))) for number, one in enumerate(arguments.kills.split(",")) if one]
 workers = [int(one) for one in arguments.workers.split(",")]
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -51,6 +51,17 @@ if path:
 if arguments.unseeded:
     torch.manual_seed(ATTEMPT)
 Path("out").mkdir(exist_ok=True)
+
+
+def save() -> str:
+    state = {"model": model.module.state_dict(), "step": step, "epoch": epoch, "batches": at}
+    torch.save(state, f"out/{RANK}.tmp")
+    os.replace(f"out/{RANK}.tmp", f"out/step_{step}.pt")
+    return f"out/step_{step}.pt"
+
+
+if ATTEMPT % 4 == 3:
+    hooks.save_with(save)
 log = open(f"trained-{RANK}", "a", buffering=1)  # noqa: SIM115
 for epoch in range(start_epoch, arguments.epochs):
     if isinstance(sampler, DistributedSampler):
@@ -72,10 +83,8 @@ for epoch in range(start_epoch, arguments.epochs):
         log.write(f"{ATTEMPT} {step} {epoch} {','.join(map(str, ids))}\n")
         ids = []
         if step % arguments.save_every == 0 and RANK == 0:
-            state = {"model": model.module.state_dict(), "step": step, "epoch": epoch, "batches": at}
-            torch.save(state, "out/new.tmp")
-            os.replace("out/new.tmp", f"out/step_{step}.pt")
-        if ATTEMPT < len(kills) and kills[ATTEMPT] == (step, RANK):
+            save()
+        if (ATTEMPT, step, RANK) in kills:
             os.kill(os.getpid(), signal.SIGKILL)
     with torch.no_grad():
         for _, features in check:
