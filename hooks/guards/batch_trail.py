@@ -163,12 +163,10 @@ class Trail:
         elif not _may_be_kept(indices):
             why, indices = why or NOT_PLAIN, None
         kept.add(Noted(step, why, stream.number, stream.epoch, stream.position, indices))
-        self._keep_account(stream, state, step, handed)
-
-    def _keep_account(self, stream: Stream, state: dict[str, Any], step: int, indices: object) -> None:
-        if self.ledger is not None:
+        ledger = self.ledger
+        if ledger is not None:
             try:
-                self.ledger.note(stream, state.get("_index_sampler"), step, indices)
+                ledger.note(stream, state.get("_index_sampler"), step, handed)
             except Exception as error:  # no room, for example
                 self.ledger = None
                 self._rank.fail("ledger", error)

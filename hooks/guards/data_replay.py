@@ -319,7 +319,7 @@ def why_left_alone(flags: int) -> str:
     if flags & Flag.STATEFUL:
         return "the loader, or its sampler, has a state of its own (load_state_dict)"
     if flags & Flag.FRAMEWORK:
-        return "a framework iterates over the loader, and skips by itself"
+        return "a framework iterates over the loader, and may skip by itself"
     if flags & Flag.UNNAMED:
         return "what its sampler hands out does not tell batches apart"
     return ""

@@ -82,7 +82,9 @@ class Pass:
     def __init__(self, number: int, slot: int, epoch: int, flags: int) -> None:
         self.number, self.slot, self.epoch, self.flags = number, slot, epoch, flags
         self.batches = self.samples = self.digest = self.first = 0
-        self.taken = self.gaps = self.trained = self.backwards = 0
+        self.gaps = self.trained = self.backwards = 0
+        self.taken = False
+        """A batch was, in this attempt."""
 
     def skip(self, account: Account) -> None:
         """It goes on where an earlier attempt's was."""
@@ -116,7 +118,6 @@ class SampleLedger:
             else:
                 one.trained += 1
         one.backwards = backwards
-        one.taken += 1
         added = add_to(one.digest, indices)
         if added is None:
             one.flags |= _UNNAMED
@@ -125,16 +126,17 @@ class SampleLedger:
             one.digest = added[0]
             one.samples += added[1]
         one.batches += 1
-        if one.taken == 1:
-            self._see_first(one, indices)
-        self._write(one, step, one.flags)
+        if not one.taken:
+            one.taken = True
+            self._see_first(one)
+        self._write(one, step, 0)
 
     def end(self, stream: Stream, step: int) -> None:
         """The pass is over."""
         one = stream.account
         if one is not None and one.number == stream.number and one.slot >= 0 and not one.flags & _ENDED:
             one.flags |= _ENDED
-            self._write(one, step, one.flags)
+            self._write(one, step, monotonic_ns())
 
     def note_save(self, *words: int) -> None:
         """A save is done: as SaveRecord has it. Any thread may tell."""
@@ -166,7 +168,7 @@ class SampleLedger:
         stream.resumed = None
         return one
 
-    def _see_first(self, one: Pass, indices: object) -> None:
+    def _see_first(self, one: Pass) -> None:
         if one.batches == 1:
             one.first = one.digest
         before = self._firsts.get(one.slot)
@@ -192,7 +194,7 @@ class SampleLedger:
         path = os.path.join(rank.sockets, ledger_name(rank.attempt, rank.global_rank))
         return SharedPage(path, SIZE_BYTES, MAGIC, rank.pid)
 
-    def _write(self, one: Pass, step: int, flags: int) -> None:
+    def _write(self, one: Pass, step: int, at_ns: int) -> None:
         page, slot = self._page, one.slot
         if page is None:
             return
@@ -200,7 +202,7 @@ class SampleLedger:
         at = 8 * (HEAD_WORDS + RECORD_WORDS * (slot * RECORDS + count % RECORDS))
         _BODY.pack_into(
             page.bytes, at, step, one.number, one.epoch, one.batches, one.samples, one.digest, one.first, one.gaps,
-            one.trained, monotonic_ns(), flags, 0,
+            one.trained, at_ns, one.flags, 0,
         )  # fmt: skip
         self._counts[slot] = page.words[_COUNT + 2 * slot] = count + 1
 

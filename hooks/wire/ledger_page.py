@@ -59,7 +59,7 @@ class Record(IntEnum):
     TRAINED = 8
     """… and those with one."""
     AT_NS = 9
-    """CLOCK_MONOTONIC."""
+    """CLOCK_MONOTONIC, of the pass's end; 0: it has not ended."""
     FLAGS = 10
 
 
