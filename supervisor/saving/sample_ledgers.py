@@ -63,7 +63,7 @@ class SampleLedgers:
         self._node, self._sockets = node, sockets
         self._path = node.run_dir / FILE
         self._saves = _read(self._path)
-        self._is_kept = True
+        self._is_keeping = False
         self._has_loaders = any(save.loaders for save in self._saves)
         self._resumed: list[LoaderAccount] = []
         """What the current attempt began with."""
@@ -147,11 +147,13 @@ class SampleLedgers:
 
     def _keep(self) -> None:
         """Soon, and once for all that has changed by then."""
-        if self._is_kept:
-            self._is_kept = not self._node.writer.put(self._write)
+        if not self._is_keeping:
+            self._is_keeping = True
+            if not self._node.writer.put(self._write):
+                self._is_keeping = False
 
     def _write(self) -> None:
-        self._is_kept = True
+        self._is_keeping = False
         try:
             write_own(self._path, encode_json(msgspec.to_builtins(self._saves, str_keys=True)))
         except OSError as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-from itertools import islice
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ parser.add_argument("--samples", type=int, default=220)
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--save-every", type=int, default=4)
 parser.add_argument("--accumulate", type=int, default=1)
-parser.add_argument("--itself", choices=["", "continue", "islice"], default="", help="how the script skips by itself")
+parser.add_argument("--itself", action="store_true", help="the script skips by itself")
 parser.add_argument("--unseeded", action="store_true", help="each attempt has an order of its own")
 arguments = parser.parse_args()
 
@@ -68,13 +67,13 @@ for epoch in range(start_epoch, arguments.epochs):
         sampler.set_epoch(epoch)
     passed = start if arguments.itself and epoch == start_epoch else 0
     ids: list[int] = []
-    for number, batch in enumerate(islice(loader, passed, None) if arguments.itself == "islice" else loader):
+    for number, batch in enumerate(loader):
         which = batch.pop(0)
-        if arguments.itself == "continue" and number < passed:
+        if number < passed:
             continue
         model(batch[0]).square().mean().backward()
         ids += which.tolist()
-        at = number + 1 + (passed if arguments.itself == "islice" else 0)
+        at = number + 1
         if (number + 1) % arguments.accumulate:
             continue
         optimizer.step()
