@@ -93,16 +93,17 @@ class Performer:
         saving: FinalSave,
         keeping: ResumeProtection,
         schedule: Schedule,
+        *,
+        ledgers: SampleLedgers | None = None,
     ) -> None:
+        """ledgers: of the data that ranks are handed; None: in a job of several nodes."""
         self._node, self._context = node, context
         self._saving, self._keeping, self._schedule = saving, keeping, schedule
         self._notified: list[subprocess.Popen[bytes]] = []
         self._is_keeping = False
-        self._ledgers = SampleLedgers(node, node.sockets) if node.run_file.fleet is None else None
+        self._ledgers = ledgers
         self._account: SaveAccount | None = None
         """Of the checkpoint that was chosen last."""
-        if self._ledgers is not None:
-            node.ingest.on_save = self._ledgers.saved
         self._orders: dict[type, Callable[..., None]] = {
             ac.StartAttempt: self._start,
             ac.CheckNodes: self._check_nodes,

@@ -22,7 +22,7 @@ from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.collect.ranks.ledgers import (
     LoaderAccount,
     SaveSeen,
-    compose,
+    find_accounts,
     read_rings,
     read_saves,
     stat_identity,
@@ -100,7 +100,7 @@ class SampleLedgers:
                     self._note(attempt, rank, seen, ranks)
         for save in self._saves:
             if save.attempt == attempt and save.loaders:
-                loaders = compose(self._rings(attempt, ranks), save.done, save.saver, save.began_ns)
+                loaders = find_accounts(self._rings(attempt, ranks), save.done, save.saver, save.began_ns)
                 if _is_better(loaders, save.loaders):
                     save.loaders = loaders
         self._keep()
@@ -123,7 +123,7 @@ class SampleLedgers:
     def _note(self, attempt: int, rank: int, seen: SaveSeen, ranks: Sequence[int]) -> None:
         if seen.own_steps < 0 or seen.mtime_ns <= 0 or len(ranks) > MAX_RANKS:
             return
-        loaders = compose(self._rings(attempt, ranks), seen.own_steps, rank, seen.began_ns)
+        loaders = find_accounts(self._rings(attempt, ranks), seen.own_steps, rank, seen.began_ns)
         account = SaveAccount(
             attempt=attempt,
             done=seen.own_steps,

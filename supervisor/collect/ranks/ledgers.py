@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from guardrun.hooks.wire import ledger_page as page
-from guardrun.hooks.wire.ledger_page import Flag, Head, Record, ledger_name
+from guardrun.hooks.wire.ledger_page import Flag, Head, Record, SaveRecord, ledger_name
 from guardrun.supervisor.base.shared_pages import PageFile
 
 _HEAD = struct.Struct(f"<{page.HEAD_WORDS}q")
@@ -97,11 +97,21 @@ def read_saves(sockets: Path, attempt: int, rank: int) -> list[SaveSeen]:
             return []
         numbers = range(max(0, head[Head.SAVES] - page.SAVES), head[Head.SAVES])
         found = [_SAVE.unpack_from(data, _SAVE.size * (number % page.SAVES)) for number in numbers]
-        return [SaveSeen(*words[: len(SaveSeen._fields)]) for words in found if min(words) >= 0]
+        return [_save_of(words) for words in found if min(words) >= 0]
     except OSError:
         return []
     finally:
         file.close()
+
+
+def _save_of(words: Sequence[int]) -> SaveSeen:
+    return SaveSeen(
+        own_steps=words[SaveRecord.OWN_STEPS],
+        step=words[SaveRecord.STEP],
+        began_ns=words[SaveRecord.BEGAN_NS],
+        size=words[SaveRecord.SIZE],
+        mtime_ns=words[SaveRecord.MTIME_NS],
+    )
 
 
 def _read_ring(file: PageFile, slot: int) -> Ring:
@@ -125,7 +135,7 @@ def _is_sound(words: Sequence[int]) -> bool:
     return all(words[place] >= 0 for place in counts)
 
 
-def compose(rings: Mapping[int, Sequence[Ring]], done: int, saver: int, began_ns: int) -> list[LoaderAccount]:
+def find_accounts(rings: Mapping[int, Sequence[Ring]], done: int, saver: int, began_ns: int) -> list[LoaderAccount]:
     """What had been handed out for the steps that a checkpoint holds; empty: nothing that was trained on.
 
     rings: of all ranks. done: steps of the attempt, as the saver counts. began_ns: when the save began.

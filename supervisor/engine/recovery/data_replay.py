@@ -65,7 +65,7 @@ def describe(attempt: Attempt, *, is_exact: bool) -> dict[str, Any]:
     loaders = [_sum(loader, told) for loader, told in complete.items()]
     worst = max(loaders, key=lambda one: SEVERITY.index(one["status"]))
     found = {name: value for name, value in worst.items() if name != "loader"}
-    found["said"] = say(worst, is_exact=is_exact)
+    found["said"] = make_sentence(worst, is_exact=is_exact)
     if len(loaders) > 1:
         found["loaders"] = loaders
     return found
@@ -84,7 +84,7 @@ def _sum(loader: str, told: Collection[ev.DataReplayed]) -> dict[str, Any]:
     return found
 
 
-def say(told: dict[str, Any], *, is_exact: bool) -> str:
+def make_sentence(told: dict[str, Any], *, is_exact: bool) -> str:
     """A sentence."""
     of = f" of epoch {told['epoch']}" if "epoch" in told else ""
     why = f": {told['why']}" if told.get("why") else ""

@@ -21,7 +21,7 @@ from guardrun.hooks.patches import dataloaders
 from guardrun.hooks.rank import rank as ranks
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
-from guardrun.supervisor.collect.ranks.ledgers import LoaderAccount, compose, read_rings
+from guardrun.supervisor.collect.ranks.ledgers import LoaderAccount, find_accounts, read_rings
 from guardrun.supervisor.saving.sample_ledgers import SaveAccount, _by_rank
 
 SAMPLES = 42
@@ -104,7 +104,7 @@ class Run:
         self._compose(saved)
 
     def _compose(self, saved: Saved) -> None:
-        saved.loaders = compose({0: read_rings(self.folder, saved.attempt, 0)}, saved.done, 0, saved.began_ns)
+        saved.loaders = find_accounts({0: read_rings(self.folder, saved.attempt, 0)}, saved.done, 0, saved.began_ns)
 
     def train(
         self,
