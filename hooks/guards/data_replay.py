@@ -101,6 +101,7 @@ class Replay:
         self._acts: bool = fields["acts"]
         own = fields["ranks"].get(str(rank.global_rank)) or []
         self._accounts = {int(account.key, 16): account for account in map(Account, own)}
+        self._begun: list[tuple[Pass, Watch]] = []
         self._taken = 0
         self._backwards = 0
         if fields["why"] and not self._accounts:
@@ -130,6 +131,7 @@ class Replay:
             return
         why = account.why
         watch = state[_WATCH] = Watch(account, why)
+        self._begun.append((one, watch))
         watch.backwards = self._rank.pace.backwards
         if self._acts and not why:
             watch.why = why = self._why_not(
@@ -200,7 +202,13 @@ class Replay:
         watch.batch, watch.is_over = NOTHING, True
         if watch.passed_over:
             self._send(SKIPPED, watch.account, passed_over=watch.passed_over)
+        self._retire()
         return NOTHING
+
+    def _retire(self) -> None:
+        """There is nothing more to watch, and nothing to hand out that has been looked at: batches cost less."""
+        if not self._accounts and all(one.is_empty() and watch.is_over for one, watch in self._begun):
+            self._rank.replay = None
 
     def on_batch(self, iterator: Any, indices: object, batch: Any) -> Any:
         """The training thread gets a batch, of these indices: what it is to be given."""
@@ -210,6 +218,8 @@ class Replay:
                 self._count_others()
             elif not watch.is_over:
                 return self._watch(watch, indices, batch)
+            else:
+                self._retire()
         except Exception as error:
             self._rank.fail("data replay", error)
         return batch
@@ -221,6 +231,7 @@ class Replay:
             watch.batch = NOTHING
             if not watch.is_over and not watch.is_skipped and watch.taken:
                 self._judge(watch, watch.taken)
+            watch.is_over = True
 
     def _count_others(self) -> None:
         backwards = self._rank.pace.backwards

@@ -21,6 +21,7 @@ from guardrun.supervisor.base.own_files import read_own, write_own
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.collect.ranks.ledgers import (
     LoaderAccount,
+    Ring,
     SaveSeen,
     find_accounts,
     read_rings,
@@ -98,11 +99,12 @@ class SampleLedgers:
             for seen in read_saves(self._sockets, attempt, rank):
                 if (seen.mtime_ns, seen.size) not in known:
                     self._note(attempt, rank, seen, ranks)
-        for save in self._saves:
-            if save.attempt == attempt and save.loaders:
-                loaders = find_accounts(self._rings(attempt, ranks), save.done, save.saver, save.began_ns)
-                if _is_better(loaders, save.loaders):
-                    save.loaders = loaders
+        open_ended = [save for save in self._saves if save.attempt == attempt and _is_open_ended(save)]
+        rings = self._rings(attempt, ranks) if open_ended else {}
+        for save in open_ended:
+            loaders = find_accounts(rings, save.done, save.saver, save.began_ns)
+            if _is_better(loaders, save.loaders):
+                save.loaders = loaders
         self._keep()
 
     def hand_on(self, attempt: int, checkpoint: Checkpoint, account: SaveAccount | None, *, world_size: int) -> None:
@@ -116,14 +118,15 @@ class SampleLedgers:
         if account is not None and account.world_size != world_size:
             why = OTHER_SIZE.format(before=account.world_size, now=world_size)
         ranks = {} if account is None or why else _by_rank(account)
-        acts = bool(self._node.run_file.config.get("checkpoint", {}).get("exact_data"))
+        config = self._node.run_file.config
+        acts = bool(config.get("checkpoint", {}).get("exact_data")) and config.get("policy", {}).get("act") is not False
         fields = {"acts": acts, "why": why, "step": checkpoint.step, "ranks": ranks}
         (self._sockets / consumed_name(attempt)).write_bytes(encode_json(fields))
 
     def _note(self, attempt: int, rank: int, seen: SaveSeen, ranks: Sequence[int]) -> None:
         if seen.own_steps < 0 or seen.mtime_ns <= 0 or len(ranks) > MAX_RANKS:
             return
-        loaders = find_accounts(self._rings(attempt, ranks), seen.own_steps, rank, seen.began_ns)
+        loaders = find_accounts(self._rings(attempt, ranks, seen.own_steps), seen.own_steps, rank, seen.began_ns)
         account = SaveAccount(
             attempt=attempt,
             done=seen.own_steps,
@@ -142,8 +145,8 @@ class SampleLedgers:
             account.files.append((seen.mtime_ns, seen.size))
         self._has_loaders = self._has_loaders or bool(account.loaders)
 
-    def _rings(self, attempt: int, ranks: Sequence[int]) -> dict[int, Any]:
-        return {rank: read_rings(self._sockets, attempt, rank) for rank in ranks}
+    def _rings(self, attempt: int, ranks: Sequence[int], since: int = 0) -> dict[int, list[Ring]]:
+        return {rank: read_rings(self._sockets, attempt, rank, since) for rank in ranks}
 
     def _keep(self) -> None:
         """Soon, and once for all that has changed by then."""
@@ -187,6 +190,11 @@ def _by_rank(account: SaveAccount) -> dict[str, list[dict[str, Any]]]:
         for rank, own in loader.ranks.items():
             found[str(rank)].append({**about, **msgspec.to_builtins(own, str_keys=True)})
     return found
+
+
+def _is_open_ended(save: SaveAccount) -> bool:
+    """Whether it was not seen what some rank took next, by which it shows where a script goes on by itself."""
+    return any(own.batches + 1 not in own.near for loader in save.loaders for own in loader.ranks.values())
 
 
 def _is_better(after: list[LoaderAccount], before: list[LoaderAccount]) -> bool:

@@ -17,6 +17,8 @@ from guardrun.supervisor.base.shared_pages import PageFile
 _HEAD = struct.Struct(f"<{page.HEAD_WORDS}q")
 _RECORD = struct.Struct(f"<{page.RECORD_WORDS}q")
 _SAVE = struct.Struct(f"<{page.SAVE_WORDS}q")
+FEW = 160
+"""Batches that are read at a save: twice those that may have been taken since, and in the steps before."""
 RECENT = 64
 """Steps: a loader from which none of them took a batch is not trained on any more."""
 NEAR = range(-3, 9)
@@ -73,14 +75,17 @@ class LoaderAccount(msgspec.Struct, frozen=True):
     ranks: dict[int, RankAccount] = {}
 
 
-def read_rings(sockets: Path, attempt: int, rank: int) -> list[Ring]:
-    """All that a rank's page has; empty where there is none, none of ours, or where some loaders had no room in it."""
+def read_rings(sockets: Path, attempt: int, rank: int, since: int = 0) -> list[Ring]:
+    """What a rank's page has; empty where there is none, none of ours, or where some loaders had no room in it.
+
+    since: a step; a few batches from before it are enough. At a save, all of them would take a millisecond each.
+    """
     file = PageFile(sockets / ledger_name(attempt, rank), page.SIZE_BYTES, page.MAGIC, _HEAD)
     try:
         head = file.head()
         if head is None or head[Head.MISSED]:
             return []
-        return [_read_ring(file, slot) for slot in range(min(max(0, head[Head.LOADERS]), page.LOADERS))]
+        return [_read_ring(file, slot, since) for slot in range(min(max(0, head[Head.LOADERS]), page.LOADERS))]
     except OSError:
         return []
     finally:
@@ -114,18 +119,29 @@ def _save_of(words: Sequence[int]) -> SaveSeen:
     )
 
 
-def _read_ring(file: PageFile, slot: int) -> Ring:
+def _read_ring(file: PageFile, slot: int, since: int) -> Ring:
+    found = _read_last(file, slot, FEW) if since else None
+    if found is None or not found.records or found.records[0][Record.STEP] >= since:
+        found = _read_last(file, slot, page.RECORDS)
+    return found
+
+
+def _read_last(file: PageFile, slot: int, most: int) -> Ring:
     place = Head.FIRST + 2 * slot
     before = file.head() or (0,) * page.HEAD_WORDS
-    start = 8 * (page.HEAD_WORDS + page.RECORD_WORDS * page.RECORDS * slot)
-    data = file.read(_RECORD.size * page.RECORDS, start)
+    count = max(0, before[place + 1])
+    begin, size = 8 * (page.HEAD_WORDS + page.RECORD_WORDS * page.RECORDS * slot), _RECORD.size
+    first = max(0, count - most)
+    turn = min(count, first + page.RECORDS - first % page.RECORDS)
+    """The first that lies at the ring's beginning again."""
+    data = file.read((turn - first) * size, begin + first % page.RECORDS * size)
+    data += file.read((count - turn) * size, begin)
     after = file.head() or before
-    if len(data) != _RECORD.size * page.RECORDS:
+    if len(data) != (count - first) * size:
         return Ring("", [])
     # What was being written meanwhile is neither the old record nor the new one.
-    oldest = max(0, after[place + 1] + 1 - page.RECORDS)
-    numbers = range(max(oldest, before[place + 1] - page.RECORDS), before[place + 1])
-    found = [_RECORD.unpack_from(data, _RECORD.size * (number % page.RECORDS)) for number in numbers]
+    lost = max(0, after[place + 1] + 1 - page.RECORDS - first)
+    found = list(_RECORD.iter_unpack(data))[lost:]
     return Ring(f"{before[place]:x}", [words for words in found if _is_sound(words)])
 
 

@@ -118,6 +118,16 @@ def test_a_ring_that_has_gone_round_is_read_in_order(tmp_path: Path) -> None:
     assert [one[Record.STEP] for one in found.records] == list(range(count - page.RECORDS + 2, count + 1))
 
 
+@pytest.mark.parametrize("count", [40, page.RECORDS + 3, 2 * page.RECORDS + 100])
+def test_at_a_save_the_last_ones_are_enough(count: int, tmp_path: Path) -> None:
+    write_page(tmp_path, count, [record(step) for step in range(max(1, count - page.RECORDS + 1), count + 1)])
+    [whole] = read_rings(tmp_path, 0, 0)
+    [last] = read_rings(tmp_path, 0, 0, count - 3)
+    assert last.records == whole.records[-ledgers.FEW :]
+    [far] = read_rings(tmp_path, 0, 0, max(1, count - 2 * ledgers.FEW))
+    assert far.records == whole.records, "a rank that has gone on since"
+
+
 @pytest.mark.parametrize("head", [{"MAGIC": 1}, {"MISSED": 1}, {"LOADERS": -4}, {"LOADERS": 0}])
 def test_pages_of_nobody(head: dict[str, int], tmp_path: Path) -> None:
     write_page(tmp_path, 3, [record(step) for step in range(1, 4)], **head)
