@@ -29,7 +29,7 @@ from guardrun.hooks.guards.batch_trail import STREAM, Stream, find_epoch
 from guardrun.hooks.guards.sample_ledger import add_to, number_of
 from guardrun.hooks.guards.samplers import describe_sampler
 from guardrun.hooks.rank.rank import Rank
-from guardrun.hooks.wire.board import Field
+from guardrun.hooks.wire.board import Field, Milestone
 from guardrun.hooks.wire.ledger_page import Flag
 
 MOST_HELD = 20_000_000
@@ -44,6 +44,7 @@ NOT_MET = "training takes its batches from other data loaders than before"
 OTHER_ORDER = "samples come in another order than before the checkpoint"
 ELSEWHERE = "the data begin elsewhere in their order, or in another one"
 UNTOLD_END = "the pass was complete, and nothing tells whether the next one is another epoch"
+NOT_LOADED = "no rank was seen to load that checkpoint"
 NOT_AGREED = "the other ranks did not meet theirs within {wait_s:.0f} s"
 OTHERS_DIFFER = "on another rank samples come in another order"
 _PASS, _WATCH = "_guardrun_replayed", "_guardrun_watched"  # attributes of torch's iterators, …
@@ -87,6 +88,8 @@ class Watch:
         self.backwards = 0
         self.start: int | None = None
         """Batches of the recorded pass before the first one, as checksums tell; None: they do not."""
+        self.is_earlier = False
+        """The sampler's epoch is one before the account's."""
         self.is_skipped = self.is_over = False
         self.batch: object = NOTHING
         """The first after a skip, until it is trained on."""
@@ -178,14 +181,17 @@ class Replay:
         return UNTOLD_END if len(found) == account.batches and not is_apart else ""
 
     def _ask_others(self, account: Account, *, wants: bool) -> str:
-        """Why they do not all skip; empty: they do."""
+        """Why they do not all skip; empty: they do, and some rank has loaded the checkpoint."""
         agreement, why = find_agreement(self._rank)
-        if agreement is None:
-            return why
-        refused = agreement.ask(f"replay-{account.key}", wants=not wants)
-        if refused is None:
+        has_loaded: bool | None = self._rank.has_reached(Milestone.RESUMED)
+        if agreement is not None:
+            refused = agreement.ask(f"replay-{account.key}", wants=not wants)
+            if refused:
+                return OTHERS_DIFFER
+            has_loaded = None if refused is None else agreement.ask(f"loaded-{account.key}", wants=bool(has_loaded))
+        if has_loaded is None:
             return NOT_AGREED.format(wait_s=WAIT_S)
-        return OTHERS_DIFFER if refused else ""
+        return why or ("" if has_loaded else NOT_LOADED)
 
     # What the script takes ----------------------------------------------------------------------------------------
 
@@ -229,8 +235,11 @@ class Replay:
         watch: Watch | None = iterator.__dict__.get(_WATCH)
         if watch is not None:
             watch.batch = NOTHING
-            if not watch.is_over and not watch.is_skipped and watch.taken:
-                self._judge(watch, watch.taken)
+            if not watch.is_over and not watch.is_skipped:
+                if self._rank.pace.backwards != watch.backwards:
+                    self._judge(watch, watch.taken)
+                else:  # the script has passed over all of it: the next pass may be the one
+                    self._accounts[int(watch.account.key, 16)] = watch.account
             watch.is_over = True
 
     def _count_others(self) -> None:
@@ -269,11 +278,10 @@ class Replay:
         epoch = find_epoch(sampler)
         if epoch is None or account.epoch < 0 or epoch == account.epoch:
             return
-        watch.is_over = True
         if epoch < account.epoch:
-            why = f"epoch {epoch} begins again"
-            self._send(REPEATED, account, repeated=account.samples, why=why)
+            watch.is_earlier, watch.why = True, f"epoch {epoch} begins again"
             return
+        watch.is_over = True
         length = describe_sampler(sampler)[0]
         if account.is_ended or account.batches == length:
             self._send(CONTINUED, account)
@@ -288,7 +296,9 @@ class Replay:
         begins, samples = front - 1, watch.before
         if not account.is_plain:
             begins, samples = (0, 0) if front <= 2 else (-1, 0)  # it may take some before it trains on them
-        if account.is_ended:
+        if watch.is_earlier:
+            self._send(REPEATED, account, repeated=account.samples, why=why)
+        elif account.is_ended:
             if watch.start == 0 and account.is_apart:
                 self._send(REPEATED, account, repeated=account.samples, why=why)
             else:

@@ -194,7 +194,8 @@ def _by_rank(account: SaveAccount) -> dict[str, list[dict[str, Any]]]:
 
 def _is_open_ended(save: SaveAccount) -> bool:
     """Whether it was not seen what some rank took next, by which it shows where a script goes on by itself."""
-    return any(own.batches + 1 not in own.near for loader in save.loaders for own in loader.ranks.values())
+    known = [own for loader in save.loaders for own in loader.ranks.values() if own.near]
+    return any(own.batches + 1 not in own.near for own in known)
 
 
 def _is_better(after: list[LoaderAccount], before: list[LoaderAccount]) -> bool:

@@ -27,6 +27,7 @@ OVER = "its pass was over at the checkpoint"
 IN_TURN = "steps take batches from several data loaders in turn"
 ONE_OVER = "one of several data loaders was at the end of its pass"
 NOT_PLAIN = "a batch is fetched before the one before it is trained on, or several to a backward()"
+UNNAMED = "what its sampler hands out does not tell batches apart"
 UNEQUAL = "ranks had taken unequal numbers of batches"
 
 
@@ -185,12 +186,11 @@ def _account(
             near=_near(ring, record),
         )
     first = records[saver]
-    flags = Flag(0)
-    for record in records.values():
-        flags |= Flag(record[Record.FLAGS])
     is_plain = not any(record[Record.GAPS] for record in records.values())
     if not why and any(record[Record.BATCHES] != first[Record.BATCHES] for record in records.values()):
         why = UNEQUAL
+    if not why and any(record[Record.FLAGS] & Flag.UNNAMED for record in records.values()):
+        why = UNNAMED
     if not why:
         why = OVER if is_ended else "" if is_plain else NOT_PLAIN
     is_apart = all(record[Record.FLAGS] & Flag.APART for record in records.values())
@@ -223,6 +223,8 @@ def _has_ended(ring: Ring, at: int, began_ns: int) -> bool:
 
 
 def _near(ring: Ring, record: Sequence[int]) -> dict[int, int]:
+    if record[Record.FLAGS] & Flag.UNNAMED:
+        return {}
     batches = record[Record.BATCHES]
     return {
         one[Record.BATCHES]: one[Record.DIGEST]

@@ -71,7 +71,7 @@ class Run:
         for name, function in self._plain.items():
             monkeypatch.setattr(self._kind, name, function)
         self.attempt = -1
-        self.acts = True
+        self.acts = self.loads = True
         self.trained: dict[int, tuple[int, list[int]]] = {}
         """Step → epoch and samples, by the last attempt that did it."""
         self.saved = Saved()
@@ -92,6 +92,8 @@ class Run:
             (self.folder / "consumed").write_text(json.dumps(fields))
             settings["consumed"] = "consumed"
         self.rank = Rank(settings, self.attempt)
+        if self.loads:
+            self.rank.note_resumed()
         dataloaders.install(self._module, self.rank)
         self._distributed.DistributedSampler.set_epoch = self._set_epoch
         data_replay.install_sampler(self._distributed, self.rank)
@@ -515,7 +517,9 @@ def test_ranks_skip_together_or_not_at_all(monkeypatch: pytest.MonkeyPatch, diff
         "key": "a", "epoch": -1, "batches": 1, "samples": 1, "digest": 1, "first": 1, "is_ended": False,
         "is_apart": True, "is_plain": True, "why": "", "near": near,
     }  # fmt: skip
-    replay = Replay(Rank({"sockets": "/nowhere"}, 0), {"acts": True, "why": "", "ranks": {"0": [fields]}})
+    rank = Rank({"sockets": "/nowhere"}, 0)
+    rank.note_resumed()
+    replay = Replay(rank, {"acts": True, "why": "", "ranks": {"0": [fields]}})
     account = data_replay.Account(fields)
     answers: list[str] = []
     asks = [
@@ -542,6 +546,46 @@ def test_an_account_that_is_none_changes_nothing(run: Run, content: str) -> None
     kinds = [(run.rank.outbox.get(0) or ("",))[0] for _ in range(1)]
     assert kinds == ["HookFailed"]
     assert [ids_of(batch)[0] for batch in make_loader()][:3] == [0, 4, 8]
+
+
+def test_a_script_that_has_not_loaded_the_checkpoint_gets_all_of_its_data(run: Run) -> None:
+    run.loads = False
+    told = resumed(run, KINDS["in order"])
+    assert (told["status"], told["why"], told["repeated"]) == ("repeated", data_replay.NOT_LOADED, 6 * BATCH)
+    assert run.trained[7] == (0, [0, 1, 2, 3])
+
+
+def test_a_script_that_passes_over_whole_epochs(run: Run) -> None:
+    """By one count of batches, from the first epoch on."""
+
+    def by_count(loader: Any) -> Iterator[tuple[int, list[int]]]:
+        for epoch in range(EPOCHS):
+            loader.sampler.set_epoch(epoch)
+            for number, batch in enumerate(loader):
+                yield 6 * epoch + number, ids_of(batch)
+
+    whole = undisturbed(run, KINDS["distributed"])
+    with pytest.raises(Killed):
+        run.train(KINDS["distributed"], last=11, every=10)
+    rank = run.begin(run.saved)
+    trained = []
+    for number, ids in by_count(KINDS["distributed"]()):
+        if number >= 10:
+            trained.append(ids)
+            rank.pace.backwards += 1
+    assert trained == [whole[step][1] for step in range(11, 19)]
+    assert [told["status"] for told in run.sent()] == ["skipped", "skipped"]
+
+
+def test_an_iterable_dataset_is_told_as_unknown(run: Run) -> None:
+    from torch.utils.data import DataLoader, IterableDataset
+
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            return iter([{"id": number} for number in range(SAMPLES)])
+
+    told = resumed(run, lambda: DataLoader(Stream(), BATCH))
+    assert told["status"] == "unknown" and run.trained[7] == (0, [0, 1, 2, 3])
 
 
 def test_loaders_that_are_not_met_are_told(run: Run) -> None:
