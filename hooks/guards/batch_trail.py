@@ -175,7 +175,10 @@ class Trail:
         """A pass is over. state: the iterator's __dict__."""
         stream = state.get(STREAM)
         if stream is not None and self.ledger is not None:
-            self.ledger.end(stream, self._rank.words[_STEP] + 1)
+            try:
+                self.ledger.end(stream, self._rank.words[_STEP] + 1)
+            except Exception as error:
+                self._rank.fail("ledger", error)
 
     def _begin_pass(self, stream: Stream, source: Any, epoch: int | None) -> None:
         self._passes += 1

@@ -18,6 +18,7 @@ import copy
 import functools
 import json
 import os
+import sys
 from _thread import get_ident
 from collections.abc import Callable
 from time import monotonic_ns
@@ -357,15 +358,27 @@ def find_start(account: Account, indices: object) -> int | None:
     return None
 
 
-def copy_of(batch: Any, depth: int = MAX_DEPTH) -> Any:
-    """The same with lists and dicts of its own: a loop may take out of a batch what it passes over."""
-    kind = type(batch)
+def copy_of(batch: Any) -> Any:
+    """The same with lists, dicts and tensors of its own: a loop may change a batch before it passes over it."""
+    try:
+        return _copy(batch, MAX_DEPTH)
+    except Exception:  # what a script's own kinds make of it
+        return batch
+
+
+def _copy(batch: Any, depth: int) -> Any:
+    kind, torch = type(batch), sys.modules.get("torch")
     if depth <= 0:
         return batch
+    if torch is not None and kind is torch.Tensor:
+        is_plain = batch.device.type == "cpu" and batch.layout is torch.strided and not batch.requires_grad
+        return batch.clone() if is_plain else batch
+    if kind.__module__ == "numpy":
+        return copy.copy(batch)
     if kind is dict:
-        return {key: copy_of(value, depth - 1) for key, value in batch.items()}
+        return {key: _copy(value, depth - 1) for key, value in batch.items()}
     if kind is list or kind is tuple:
-        return kind(copy_of(one, depth - 1) for one in batch)
+        return kind(_copy(one, depth - 1) for one in batch)
     return copy.copy(batch) if hasattr(kind, "keys") and hasattr(kind, "pop") else batch
 
 

@@ -212,7 +212,10 @@ _COUNT = int(Head.FIRST) + 1
 
 def flags_of(loader: Any) -> int:
     """What of Flag's bits is known as soon as a loader is iterated over; by the thread that does."""
-    flags = int(Flag.STATEFUL) if has_state(loader) else 0
+    try:
+        flags = int(Flag.STATEFUL) if has_state(loader) else 0
+    except Exception:  # attributes of the script's own kind
+        flags = int(Flag.STATEFUL)
     return flags | (int(Flag.FRAMEWORK) if _is_frameworks(sys._getframe(1)) else 0)
 
 
