@@ -15,12 +15,15 @@ from collections import deque
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from guardrun.hooks.guards.sample_ledger import Pass, SampleLedger, flags_of
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
+
+    from guardrun.hooks.guards.data_replay import Account
 
 MAX_KEPT = 512
 MAX_BATCH = 5_000
@@ -37,6 +40,7 @@ STEPS_BEFORE, STEPS_AFTER = 4, 1
 MAX_PLACES = 100
 """Three of a frame."""
 MAX_KEYS = 256
+LOADERS = "torch.utils.data.dataloader"
 STREAM = "_guardrun_stream"
 """Set on torch's iterators."""
 
@@ -68,6 +72,11 @@ class Stream:
         """Under way when the last was taken."""
         self.ends: list[int] = []
         """Positions at the ends of the pass's first two steps."""
+        self.flags = flags_of(loader)
+        self.account: Pass | None = None
+        """Of its last pass, for the ledger of samples."""
+        self.resumed: tuple[object, Account] | None = None
+        """A pass, by its source, that is the rest of an earlier attempt's."""
 
 
 class Noted(NamedTuple):
@@ -116,6 +125,8 @@ class Trail:
         self._ahead: dict[str, int] = {}
         """Loaders → batches that are taken before they are trained on."""
         self._sent = 0
+        self.ledger: SampleLedger | None = SampleLedger(rank)
+        """None once it has failed."""
 
     def note(self, state: dict[str, Any], indices: object) -> None:
         """A batch has been taken. state: the iterator's __dict__; indices: None unknown. A microsecond."""
@@ -146,17 +157,38 @@ class Trail:
                 for known in (self._kept, self._backwards, self._ahead):
                     known.pop(least, None)
             kept = self._kept[stream.key] = Kept()
-        why = stream.why
+        why, handed = stream.why, indices
         if _size_of(indices) > MAX_BATCH:
             why, indices = TOO_LARGE, None
         elif not _may_be_kept(indices):
             why, indices = why or NOT_PLAIN, None
         kept.add(Noted(step, why, stream.number, stream.epoch, stream.position, indices))
+        ledger = self.ledger
+        if ledger is not None:
+            try:
+                ledger.note(stream, state.get("_index_sampler"), step, handed)
+            except Exception as error:  # no room, for example
+                self.ledger = None
+                self._rank.fail("ledger", error)
+
+    def end(self, state: dict[str, Any]) -> None:
+        """A pass is over. state: the iterator's __dict__."""
+        stream = state.get(STREAM)
+        if stream is not None and self.ledger is not None:
+            try:
+                self.ledger.end(stream, self._rank.words[_STEP] + 1)
+            except Exception as error:
+                self._rank.fail("ledger", error)
 
     def _begin_pass(self, stream: Stream, source: Any, epoch: int | None) -> None:
         self._passes += 1
         stream.source, stream.number, stream.position, stream.ends = source, self._passes, 0, []
         stream.epoch = -1 if epoch is None else epoch
+
+    def note_save(self, own_steps: int, step: int, began_ns: int, size: int, mtime_ns: int) -> None:
+        """A save is done, of that file. Any thread may tell."""
+        if self.ledger is not None:
+            self.ledger.note_save(own_steps, step, began_ns, size, mtime_ns)
 
     def on_backward(self) -> None:
         """Gradients are computed, of what was taken last."""
@@ -278,8 +310,10 @@ def find_key(loader: Any) -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(places) < MAX_PLACES:
         code = frame.f_code
-        # Of loaders that wrap others (__iter__), resuming may put another kind there.
-        if not (code.co_name.startswith("__") and code.co_name.endswith("__")):
+        # Of loaders that wrap others (__iter__), resuming may put another kind there; torch's own makes iterators at
+        # other lines where the number of workers is another.
+        is_special = code.co_name.startswith("__") and code.co_name.endswith("__")
+        if not is_special and frame.f_globals.get("__name__") != LOADERS:
             places += (code.co_filename, code.co_name, frame.f_lineno)
         frame = frame.f_back
     known = tuple(places)

@@ -8,11 +8,15 @@ from time import monotonic_ns
 from typing import Any
 from weakref import ref
 
-from guardrun.hooks.guards import batch_skips, batch_trail
+from guardrun.hooks.guards import batch_skips, batch_trail, data_replay
 from guardrun.hooks.guards.batch_trail import find_epoch
 from guardrun.hooks.patches.sample_orders import SampleOrders
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from guardrun.hooks.rank.parts import BatchSkipper
 
 _SINCE, _TOTAL = int(Field.DATA_SINCE_NS), int(Field.DATA_TOTAL_NS)
 _BATCHES, _PROGRESS_NS = int(Field.BATCHES), int(Field.PROGRESS_NS)
@@ -31,11 +35,11 @@ def install(module: Any, rank: Rank) -> None:
     trail = rank.trail = batch_trail.Trail(rank)
     batch_trail.install(kind, rank)
     batch_skips.install(rank)
-    next_index = getattr(kind, "_next_index", None)
-    if next_index is not None:
+    data_replay.install(rank)
+    if hasattr(kind, "_next_index"):
         if rank.world_size > 1 and rank.samples is None:
             rank.samples = SampleOrders(rank)
-        kind._next_index = _wrap_next_index(rank, next_index)
+        kind._next_index = _wrap_next_index(rank, kind._next_index)
 
     @functools.wraps(original)
     def __next__(self: Any) -> Any:
@@ -46,6 +50,9 @@ def install(module: Any, rank: Rank) -> None:
             batch = original(self)
             words[_BATCHES] += 1
             return batch
+        replay = rank.replay
+        if replay is not None and (again := replay.hand_again(self)) is not data_replay.NOTHING:
+            return again
         began_ns = monotonic_ns()
         words[_SINCE] = began_ns
         batches.asked = self
@@ -54,6 +61,9 @@ def install(module: Any, rank: Rank) -> None:
         except StopIteration:
             if rank.samples is not None:
                 rank.samples.on_end(self)
+            trail.end(self.__dict__)
+            if replay is not None:
+                replay.on_end(self)
             raise
         except BaseException:
             batches.note_batch(self, words[_BATCHES] + 1)
@@ -70,7 +80,7 @@ def install(module: Any, rank: Rank) -> None:
         if samples is not None:
             samples.on_batch(self, batches.indices)
         trail.note(self.__dict__, batches.indices)
-        return batch
+        return batch if replay is None else replay.on_batch(self, batches.indices, batch)
 
     kind.__next__ = __next__
 
@@ -78,8 +88,11 @@ def install(module: Any, rank: Rank) -> None:
 def _wrap_next_index(rank: Rank, original: Any) -> Any:
     @functools.wraps(original)
     def _next_index(self: Any) -> Any:
-        skips = rank.skips
-        index = original(self) if skips is None else skips.next_index(self, original)
+        skips, replay = rank.skips, rank.replay
+        if replay is not None:
+            index = replay.next_index(self, original if skips is None else functools.partial(_skip, skips, original))
+        else:
+            index = original(self) if skips is None else skips.next_index(self, original)
         state = self.__dict__
         sent = state.get(_SENT)
         if sent is None:
@@ -88,6 +101,10 @@ def _wrap_next_index(rank: Rank, original: Any) -> Any:
         return index
 
     return _next_index
+
+
+def _skip(skips: BatchSkipper, original: Any, iterator: Any) -> Any:
+    return skips.next_index(iterator, original)
 
 
 class Batches:

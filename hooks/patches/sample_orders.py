@@ -23,6 +23,7 @@ from hashlib import blake2b
 from typing import Any
 
 from guardrun.hooks.calls.shared_file import SharedPage
+from guardrun.hooks.guards.samplers import describe_sampler
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.samples_page import (
@@ -226,23 +227,3 @@ def _add(one: Pass, indices: object) -> bool:
     one.distinct.update(numbers)
     one.batches += 1
     return True
-
-
-def describe_sampler(sampler: Any) -> tuple[int, int, int]:
-    """Batches of a whole pass (-1: not known), a DistributedSampler's epoch (-1: there is none), and Flag's bits.
-
-    Only samplers of torch's own kinds are asked how long they are: others' may take long to say, or count what they
-    are asked.
-    """
-    data = sys.modules.get("torch.utils.data")
-    distributed = getattr(data, "DistributedSampler", None)
-    if distributed is None:
-        return -1, -1, 0
-    inner = getattr(sampler, "sampler", None)
-    plain = (distributed, data.RandomSampler, data.SequentialSampler, data.SubsetRandomSampler)  # type: ignore[union-attr]
-    is_known = type(sampler) is data.BatchSampler and type(inner) in plain  # type: ignore[union-attr]
-    length = len(sampler) if is_known else -1
-    if not isinstance(inner, distributed):
-        return length, -1, 0
-    epoch, shuffles = inner.epoch, inner.shuffle is True and type(inner).__iter__ is distributed.__iter__
-    return length, epoch if type(epoch) is int and epoch >= 0 else -1, int(Flag.SHUFFLES) if shuffles else 0

@@ -25,6 +25,12 @@ class BatchTrail(Protocol):
     def note(self, state: dict[str, Any], indices: object) -> None:
         """A batch has been taken. state: the iterator's attributes; indices: what the sampler handed out for it."""
 
+    def note_save(self, own_steps: int, step: int, began_ns: int, size: int, mtime_ns: int) -> None:
+        """A save is done, of the steps of this attempt and of that file."""
+
+    def end(self, state: dict[str, Any]) -> None:
+        """A pass over a loader has come to its end. state: the iterator's attributes."""
+
     def on_backward(self) -> None:
         """Gradients are computed, of what was taken last."""
 
@@ -37,6 +43,22 @@ class BatchSkipper(Protocol):
 
     def next_index(self, iterator: Any, original: Any) -> Any:
         """The next batch's indices that are not to be left out. Raises what the sampler does."""
+
+
+class ReplayObserver(Protocol):
+    """Holds the first passes of an attempt against what was trained on before its checkpoint; may skip that."""
+
+    def next_index(self, iterator: Any, pull: Callable[[Any], Any]) -> Any:
+        """The next batch's indices that are to be handed out. Raises what the sampler does."""
+
+    def hand_again(self, iterator: Any) -> Any:
+        """A batch that is to be given once more, or data_replay.NOTHING. Never raises."""
+
+    def on_batch(self, iterator: Any, indices: object, batch: Any) -> Any:
+        """A batch was fetched: what the script is given. Never raises."""
+
+    def on_end(self, iterator: Any) -> None:
+        """A pass over a loader has come to its end. Never raises."""
 
 
 class NonfiniteOrigin(Protocol):

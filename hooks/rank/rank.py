@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         MetricsObserver,
         NonfiniteOrigin,
         OptimizerGuard,
+        ReplayObserver,
         ReplicaChecker,
         SampleObserver,
         SaveGate,
@@ -147,6 +148,8 @@ class Rank:
     """Likewise."""
     skips: BatchSkipper | None = None
     """None unless batches are to be left out, and until torch's data loaders are imported."""
+    replay: ReplayObserver | None = None
+    """None unless the attempt resumes from a checkpoint of which it is known what had been handed out by then."""
     origin: NonfiniteOrigin | None = None
     """None unless the user wants it, until torch is imported, and once it has failed."""
     orders: list[Order] | None = None
@@ -346,7 +349,7 @@ class Rank:
             self.forks.in_child()
         self.words = private_words()
         self.calls = self.metrics = self.checksums = self.guard = self.memory = None
-        self.samples = self.trail = self.skips = self.origin = self.in_time = None
+        self.samples = self.trail = self.skips = self.replay = self.origin = self.in_time = None
         self.held = ()  # nobody could tell it that it may save
         self.outbox = Outbox(is_open=False)
         self.import_lock = allocate_lock()

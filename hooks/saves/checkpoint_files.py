@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import stat
 from _thread import get_ident
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ PathOf = Callable[[tuple[Any, ...], dict[str, Any]], str | None]
 MAX_LOADED = 256
 """Paths of loads that are said: a data set of small files is read in the same way."""
 SAME_LOAD_NS = 1_000_000_000
+COMPLETES = ".metadata"
+"""Written last into a folder of torch.distributed.checkpoint's."""
 PARTS = (".distcp",)
 """What torch.distributed.checkpoint's own threads write by torch.save: said as a whole, by its folder."""
 
@@ -114,15 +117,21 @@ def note_saved(rank: Rank, path: str | None, writer: str, step: int, began_ns: i
     ended_ns = monotonic_ns()
     rank.words[Field.SAVES] += 1
     rank.words[Field.PROGRESS_NS] = ended_ns
-    inode = _inode_of(path)
-    rank.send("CheckpointSaved", path=path, writer=writer, step=step, began_ns=began_ns, ended_ns=ended_ns, inode=inode)
+    own_steps = step - rank.step_now() + int(rank.words[Field.STEP])
+    identity = _identity_of(path)
+    if rank.trail is not None and identity:  # should it die before this is sent
+        rank.trail.note_save(own_steps, step, began_ns, identity["size"], identity["mtime_ns"])
+    told = {"began_ns": began_ns, "ended_ns": ended_ns, "own_steps": own_steps, **identity}
+    rank.send("CheckpointSaved", path=path, writer=writer, step=step, **told)
 
 
-def _inode_of(path: str) -> int:
+def _identity_of(path: str) -> dict[str, int]:
     try:
-        return os.stat(path).st_ino
+        found = os.stat(path)
+        completes = os.stat(os.path.join(path, COMPLETES)) if stat.S_ISDIR(found.st_mode) else found
+        return {"inode": found.st_ino, "size": completes.st_size, "mtime_ns": completes.st_mtime_ns}
     except (OSError, ValueError):
-        return 0
+        return {}
 
 
 def wrap_load(original: Function, rank: Rank, path_of: PathOf, reader: str) -> Function:

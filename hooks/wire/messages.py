@@ -77,6 +77,11 @@ class CheckpointSaved(_Message, frozen=True, kw_only=True, tag="saved"):
     ended_ns: int
     inode: int = 0
     """Of that file or folder: it may be renamed before this is read. 0: not known."""
+    own_steps: int = -1
+    """Steps that this rank had done in this attempt by then, as Field.STEP counts; -1: not known."""
+    size: int = -1
+    mtime_ns: int = 0
+    """Of that file, or of the one that completes that folder; -1 and 0: not known."""
 
 
 class SaveFailed(_Message, frozen=True, kw_only=True, tag="save_failed"):
@@ -192,6 +197,26 @@ class BatchesLeftOut(_Message, frozen=True, kw_only=True, tag="left_out"):
     batches: list[list[int]]
 
 
+class DataReplayed(_Message, frozen=True, kw_only=True, tag="replayed"):
+    """After a resume: whether samples are trained on again, or left out. Of a loader the last one counts."""
+
+    status: str
+    """`skipped`, `continued`, `repeated`, `left_out`, `reordered`, `unknown`."""
+    loader: str
+    """Which of the script's, as BatchesNamed has it; empty: none."""
+    epoch: int
+    """Of its sampler; -1: not known."""
+    batches: int
+    samples: int
+    """Trained on in this pass before the checkpoint, by this rank."""
+    repeated: int
+    left_out: int
+    """Samples."""
+    passed_over: int
+    """Batches that the script has passed over by itself after the skip: it was given the same one again."""
+    why: str
+
+
 class Ended(_Message, frozen=True, kw_only=True, tag="ended"):
     """The script's main code ended and the interpreter is finalising."""
 
@@ -245,6 +270,7 @@ RankMessage = (
     | ModulesDied
     | GradientsGrew
     | BatchesLeftOut
+    | DataReplayed
     | Ended
     | EnvironmentReported
     | HookFailed

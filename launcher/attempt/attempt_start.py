@@ -18,6 +18,7 @@ import torch
 
 import guardrun
 from guardrun.hooks.wire.board import board_name, create_board
+from guardrun.hooks.wire.ledger_page import consumed_name
 from guardrun.launcher.attempt.attempt import LocalAttempt, watch_context
 from guardrun.launcher.attempt.stderr_capture import Outlets, Relay, find_way
 from guardrun.launcher.attempt.torch_elastic import Elastic
@@ -152,14 +153,15 @@ def hook_environment(
     *,
     held: Sequence[str] = (),
     skips: str = "",
+    consumed: str = "",
     nccl_timeout: str | None = None,
 ) -> dict[str, str | None]:
     """What brings the hooks into a rank, and marks it.
 
     attempt: None where torchrun's agent numbers them; its first one is first_attempt here. held: checkpoints that are
     not to be written over before one has been opened. skips: the file beside the boards that says which batches are
-    left out; empty: none are. nccl_timeout: what guardrun sets NCCL_TIMEOUT to; None where the user has set it, or
-    nobody does.
+    left out; empty: none are. consumed: the one that says what was handed out before the checkpoint. nccl_timeout: what
+    guardrun sets NCCL_TIMEOUT to; None where the user has set it, or nobody does.
     """
     before = environ.get("PYTHONPATH")
     hooks = {
@@ -181,6 +183,7 @@ def hook_environment(
         "notices": spared_signals(run.file.config.get("preemption", {}), environ),
         **({"held": list(held)} if held else {}),
         **({"skips": skips} if skips else {}),
+        **({"consumed": consumed} if consumed else {}),
         **({"nccl_timeout": nccl_timeout} if nccl_timeout else {}),
     }
     return {
@@ -207,6 +210,7 @@ def run_environment(
     *,
     held: Sequence[str] = (),
     skips: str = "",
+    consumed: str = "",
 ) -> dict[str, str | None]:
     """All that guardrun adds to this process's environment for an attempt's ranks (None: takes away)."""
     environ = os.environ
@@ -220,7 +224,14 @@ def run_environment(
     )
     defaults = rank_defaults(subject, environ)
     hooks = hook_environment(
-        run, attempt, environ, first_attempt, held=held, skips=skips, nccl_timeout=defaults.get("NCCL_TIMEOUT")
+        run,
+        attempt,
+        environ,
+        first_attempt,
+        held=held,
+        skips=skips,
+        consumed=consumed,
+        nccl_timeout=defaults.get("NCCL_TIMEOUT"),
     )
     return {**defaults, **resume_environment(config.checkpoint.resume_env, checkpoint), **hooks}
 
@@ -281,7 +292,8 @@ class Starter:
         arguments = plan.arguments + resume_arguments(self.config.checkpoint.resume_args, checkpoint)
         held = order.siblings if order.is_guarded else ()
         skips = self._write_skips(order)
-        changes = run_environment(self.run, self.config, number, checkpoint, held=held, skips=skips)
+        consumed = self._find_consumed(number) if checkpoint is not None else ""
+        changes = run_environment(self.run, self.config, number, checkpoint, held=held, skips=skips, consumed=consumed)
         if place is not None and place.run_id:
             changes["GUARDRUN_RUN_ID"] = place.run_id
         if order.is_detailed and DEBUG in changes:
@@ -328,6 +340,11 @@ class Starter:
             self.log.write("skips_not_written", error=str(error))
             return ""
         return name
+
+    def _find_consumed(self, attempt: int) -> str:
+        """The supervisor's account of what was handed out before the checkpoint; empty: there is none."""
+        name = consumed_name(attempt)
+        return name if (Path(self.run.file.socket_dir) / name).exists() else ""
 
     def _make_relay(self, ranks: list[int]) -> Relay | None:
         """None where ranks are to inherit this process's stderr."""

@@ -66,6 +66,8 @@ class CheckpointTable(_Table, frozen=True, kw_only=True):
     resume_args: list[str] = []
     resume_env: dict[str, str] = {}
     resume_first: bool = _ENGINE.resume_first
+    exact_data: bool = _ENGINE.exact_data
+    """Samples that were trained on before the checkpoint are not handed out again."""
     jit_s: Annotated[float, Meta(ge=0, le=MOST_JIT_S)] = 30.0
     """How long a rank that is well may save, by save_with()'s function, before the ranks are ended; 0: not at all."""
 
@@ -315,6 +317,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             act=self.policy.act,
             responses=self.policy.responses,
             resume_first=self.checkpoint.resume_first,
+            exact_data=self.checkpoint.exact_data,
             jit_s=self.checkpoint.jit_s,
             resumes=bool(self.checkpoint.resume_args or self.checkpoint.resume_env),
             restarts_anyway=self.origins.get("restart.max_restarts") == "--max-restarts",

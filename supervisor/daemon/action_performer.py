@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.messages import CheckpointLoaded
 from guardrun.launcher.base.processes import TOKEN_VARIABLE, notify_token
 from guardrun.supervisor.base.log import log
@@ -33,6 +34,7 @@ from guardrun.supervisor.report.incident import write_incident
 from guardrun.supervisor.report.run_record import write_summary
 from guardrun.supervisor.rundir.run_directory import CHECKPOINTS_FILE, RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
+from guardrun.supervisor.saving.sample_ledgers import SampleLedgers, SaveAccount
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.control_messages import Shares, shares_json
 
@@ -91,11 +93,17 @@ class Performer:
         saving: FinalSave,
         keeping: ResumeProtection,
         schedule: Schedule,
+        *,
+        ledgers: SampleLedgers | None = None,
     ) -> None:
+        """ledgers: of the data that ranks are handed; None: in a job of several nodes."""
         self._node, self._context = node, context
         self._saving, self._keeping, self._schedule = saving, keeping, schedule
         self._notified: list[subprocess.Popen[bytes]] = []
         self._is_keeping = False
+        self._ledgers = ledgers
+        self._account: SaveAccount | None = None
+        """Of the checkpoint that was chosen last."""
         self._orders: dict[type, Callable[..., None]] = {
             ac.StartAttempt: self._start,
             ac.CheckNodes: self._check_nodes,
@@ -176,6 +184,12 @@ class Performer:
         if self._context.fleet is not None:
             self._context.fleet.start(action)
             return
+        if self._ledgers is not None and action.checkpoint is not None:
+            size = self._context.engine.state.world_size
+            try:
+                self._ledgers.hand_on(action.attempt, action.checkpoint, self._account, world_size=size)
+            except OSError as error:
+                log.warning("data_ledger_not_handed_on", error=str(error))
         self._node.send(control_messages.start_of(action))
 
     def _check_nodes(self, action: ac.CheckNodes) -> None:
@@ -225,6 +239,9 @@ class Performer:
         is_first = context.engine.state.attempt is None
         spoiled = self._dated(action.spoiled)
         resume_first = self._node.run_file.settings.resume_first and is_first
+        ledgers = self._ledgers if not action.is_look else None
+        if ledgers is not None and (attempt := context.engine.state.attempt) is not None:
+            ledgers.refresh(attempt.number, sorted(attempt.ranks))
 
         def work() -> ev.Event:
             is_urgent = not action.is_look
@@ -238,6 +255,8 @@ class Performer:
             chosen = ev.CheckpointChosen(
                 choice=action.choice, checkpoint=choice.checkpoint, skipped=choice.skipped, warnings=warnings
             )
+            if ledgers is not None:
+                self._account = ledgers.find(choice.files)
             return self._keeping.prepare(chosen, choice, action.avoid)
 
         instead = lambda error: ev.CheckpointChosen(choice=action.choice, error=error)  # noqa: E731
@@ -248,7 +267,14 @@ class Performer:
     def _save_in_time(self, action: ac.SaveInTime) -> None:
         from guardrun.supervisor.saving.in_time_save import InTimeSaves  # few runs have a use for it
 
-        InTimeSaves(self._node, self._context, self._keep_chooser).begin(action)
+        InTimeSaves(self._node, self._context, self._keep_chooser, self._saved_in_time).begin(action)
+
+    def _saved_in_time(self, attempt: int, rank: int, checkpoint: ev.Checkpoint) -> None:
+        board = self._node.sampler.boards.get(rank)
+        words = board.read() if board is not None else None
+        if self._ledgers is not None and words is not None and attempt == self._node.ingest.attempt:
+            ranks = sorted(self._node.ingest.ranks)
+            self._ledgers.saved_in_time(attempt, rank, words[Field.STEP], checkpoint, ranks)
 
     def _dated(self, spoiled: Sequence[ac.Spoiled]) -> list[ac.Spoiled]:
         """The same in time.time()'s seconds."""

@@ -37,6 +37,7 @@ from guardrun.supervisor.report.timeline.timeline import Timeline
 from guardrun.supervisor.rundir.journal import Journal, describe_versions, recover
 from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
+from guardrun.supervisor.saving.sample_ledgers import SampleLedgers
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.control_messages import Shares
 
@@ -63,7 +64,10 @@ class Daemon:
         self.keeping = ResumeProtection(run_dir, self._resumes)
         self.saving = FinalSave(self.node, self)
         self.schedule = Schedule(self.node, self)
-        self.performer = Performer(self.node, self, self.saving, self.keeping, self.schedule)
+        ledgers = SampleLedgers(self.node, self.node.sockets) if run.fleet is None else None
+        if ledgers is not None:
+            self.node.ingest.on_save = ledgers.saved
+        self.performer = Performer(self.node, self, self.saving, self.keeping, self.schedule, ledgers=ledgers)
         self.answers = Answers(self.node, self, self.saving)
         self._pace = Pace()
         self._said_trouble = False

@@ -12,6 +12,7 @@ from guardrun.supervisor.engine.model.lost_time import OTHER, STARTING, STOPPING
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.progress import note_exit
 from guardrun.supervisor.engine.recovery import (
+    data_replay,
     held_memory,
     in_time_save,
     operator_restart,
@@ -89,6 +90,8 @@ def on_attempt_started(state: State, event: ev.AttemptStarted, now_s: float) -> 
     state.restart_by = ""
     state.is_restart = False
     told = [*held_memory.report_memory(state, event.memory), *_say_undone(state, event)]
+    if event.resumed_from is not None:
+        told += data_replay.why_not_here(state)
     if state.signum:
         enter(state, Phase.ENDING)
         return told

@@ -35,6 +35,7 @@ from guardrun.supervisor.engine.model.transitions import (
 )
 from guardrun.supervisor.engine.observation.frames import ranks_text
 from guardrun.supervisor.engine.recovery import (
+    data_replay,
     eviction,
     going_back,
     in_time_save,
@@ -311,6 +312,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_checkpoint_opened": _on_checkpoint_opened,
     "on_saved_in_time": in_time_save.on_saved,
     "on_batches_left_out": progress.on_batches_left_out,
+    "on_data_replayed": data_replay.on_data_replayed,
     "on_history_loaded": incidents.on_history_loaded,
     "on_not_isolated": node_contact.on_not_isolated,
     "on_isolation_settled": node_contact.on_isolation_settled,

@@ -26,6 +26,7 @@ STEP_SAMPLES = 10
 MAX_MODULES = 16
 """Of a message's names."""
 MAX_FAILED_SAVES = 8
+MAX_WHY_CHARS = 300
 MAX_NOTES = 64
 MAX_EARLY = 256
 
@@ -80,6 +81,8 @@ class RankMessageIngest:
         """Of the attempt that comes next: ranks may speak before the launcher has said that they were started."""
         self._steps: dict[int, deque[tuple[float, int]]] = {}
         self.checkpoint: ev.Checkpoint | None = None
+        self.on_save: Callable[[msg.CheckpointSaved, list[int]], None] | None = None
+        """Gets each save of the current attempt, and its ranks, at once; None: nobody wants to hear."""
         self._has_told_missing = False
 
     def attempt_started(self, attempt: int, ranks: list[ev.Rank], checkpoint: ev.Checkpoint | None) -> None:
@@ -207,6 +210,22 @@ class RankMessageIngest:
                 batches=message.batches,
             )
             return [left_out]
+        elif isinstance(message, msg.DataReplayed):
+            return [
+                ev.DataReplayed(
+                    attempt=attempt,
+                    global_rank=rank,
+                    status=message.status,
+                    loader=message.loader,
+                    epoch=message.epoch,
+                    batches=message.batches,
+                    samples=message.samples,
+                    repeated=message.repeated,
+                    left_out=message.left_out,
+                    passed_over=message.passed_over,
+                    why=message.why[:MAX_WHY_CHARS],
+                )
+            ]
         elif isinstance(message, msg.Ended):
             return [ev.RankEnded(attempt=attempt, global_rank=rank)]
         elif isinstance(message, msg.EnvironmentReported):
@@ -220,6 +239,8 @@ class RankMessageIngest:
 
     def _saved(self, message: msg.CheckpointSaved) -> list[ev.Event]:
         wall_s = time.time() - (time.monotonic_ns() - message.ended_ns) / 1e9
+        if self.on_save is not None:
+            self.on_save(message, sorted(self.ranks))
         self._on_saved(message.path, message.step, wall_s, message.inode, message.attempt)
         family, named_step = step_family(message.path)
         return [

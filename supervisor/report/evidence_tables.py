@@ -221,7 +221,7 @@ def done(record: dict[str, Any]) -> dict[str, Any]:
     recurrence = record["evidence"].get("recurrence")
     said = recurrence.get("said") if isinstance(recurrence, dict) else None
     return {
-        "action": _action(record),
+        "action": f"{_action(record)} {ev.data_words(record)}".strip(),
         "seen_before": said if isinstance(said, str) else "",
         "advice": str(record.get("advice") or "").split("\n\n"),
     }

@@ -40,9 +40,18 @@ class InTimeNode(RankContext, Protocol):
 class InTimeSaves:
     """Runs on the loop's thread."""
 
-    def __init__(self, node: InTimeNode, context: CheckpointContext, keep: Callable[[], object]) -> None:
-        """keep: has what the chooser knows written down, for a supervisor after this one."""
-        self._node, self._context, self._keep = node, context, keep
+    def __init__(
+        self,
+        node: InTimeNode,
+        context: CheckpointContext,
+        keep: Callable[[], object],
+        saved: Callable[[int, int, ev.Checkpoint], object] = lambda *_: None,
+    ) -> None:
+        """keep: has what the chooser knows written down, for a supervisor after this one.
+
+        saved: gets attempt, rank and checkpoint of a save that is to be used, on the loop's thread.
+        """
+        self._node, self._context, self._keep, self._saved = node, context, keep, saved
 
     def begin(self, action: ac.SaveInTime) -> None:
         """Ask the first rank; SavedInTime is the answer. After until_s nobody waits for it."""
@@ -140,6 +149,7 @@ class InTimeSaves:
             self._keep()
             if isinstance(found, str):
                 return event(None, f"rank {number} saved {path}: {found}")
+            self._node.post(lambda: self._saved(action.attempt, number, found.checkpoint))
             return event(found.checkpoint, "", is_unchecked=found.is_unchecked)
 
         chooser.hurry()

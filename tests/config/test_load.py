@@ -59,6 +59,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
             "resume_args": [],
             "resume_env": {},
             "resume_first": False,
+            "exact_data": False,
             "jit_s": 30.0,
         },
         "restart": {"max_restarts": 10, "max_no_progress": 3, "stop_grace_s": 10.0, "gpu_memory_s": 20.0},

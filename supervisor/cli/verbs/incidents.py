@@ -129,6 +129,7 @@ def _facts(record: dict[str, Any]) -> list[tuple[str, str]]:
         ("step", "" if record.get("step") is None else str(record["step"])),
         ("action", str(record.get("action", "")).replace("_", " ")),
         ("resumed from", f"step {resumed['step']}, {resumed['path']}" if resumed else ""),
+        ("data", ev.data_words(record)),
         ("recovered", str(record.get("recovered") or "no")),
     ]
     return [(name, value) for name, value in facts if value]

@@ -74,6 +74,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stopped before gets more patience. False: eager."""
     act: bool = True
     resume_first: bool = False
+    exact_data: bool = False
+    """What was trained on before a checkpoint is not handed out again ([checkpoint] exact_data)."""
     jit_s: float = 0.0
     """Ranks that are to be ended are given so long to save by a function of the script's; 0: none."""
     resumes: bool = False
@@ -730,6 +732,26 @@ class BatchesLeftOut(_Event, frozen=True, kw_only=True, tag="batches_left_out"):
     batches: list[list[int]]
 
 
+class DataReplayed(_Event, frozen=True, kw_only=True, tag="data_replayed"):
+    """After a resume a rank has seen whether samples are trained on again, or left out; the later one counts."""
+
+    attempt: int
+    global_rank: int
+    status: str
+    """`skipped`, `continued`, `repeated`, `left_out`, `reordered`, `unknown`."""
+    loader: str
+    epoch: int
+    """-1: not known."""
+    batches: int
+    samples: int
+    """Trained on in this pass before the checkpoint, by this rank."""
+    repeated: int
+    left_out: int
+    passed_over: int
+    """Batches that the script has passed over by itself."""
+    why: str = ""
+
+
 class HooksMissing(_Event, frozen=True, kw_only=True, tag="hooks_missing"):
     """A rank runs without hooks: it is watched from outside."""
 
@@ -1051,6 +1073,7 @@ Event = (
     | ModulesDied
     | GradientsGrew
     | BatchesLeftOut
+    | DataReplayed
     | NodeFindingsReported
     | NodeJoined
     | NodeSuspected

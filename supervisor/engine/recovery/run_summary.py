@@ -110,4 +110,5 @@ def attempt_record(attempt: Attempt) -> dict[str, Any]:
         "last_step": attempt.step or None,
         "resumed_from": {"path": resumed.path, "step": resumed.step} if resumed else None,
         "incident": attempt.incident_id or None,
+        **({"data_replay": attempt.data_replay} if attempt.data_replay else {}),
     }

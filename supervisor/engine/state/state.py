@@ -11,6 +11,7 @@ from guardrun.supervisor.engine.detectors.all_detectors import Detectors
 from guardrun.supervisor.engine.model.actions import Incident, Note, SkipOrder, Spoiled
 from guardrun.supervisor.engine.model.events import (
     Checkpoint,
+    DataReplayed,
     ErrorRecord,
     PastPlace,
     Rank,
@@ -194,6 +195,10 @@ class Attempt(msgspec.Struct, kw_only=True):
     """What it has trained since is of no use, where the user wants rollbacks; whether or not it is ended for it."""
     in_time: InTimeSave | None = None
     """The save that its ranks are given time for before they are ended; None: they are not, so far."""
+    replays: dict[str, dict[int, DataReplayed]] = {}
+    """Data loaders → ranks → whether samples are trained on again, or left out, since it resumed."""
+    data_replay: dict[str, Any] = {}
+    """What they tell together, as evidence has it; empty: nothing so far."""
     is_worthless: bool = False
     """It is ended for what it trains: nothing that it would save now is of use, and it may write over what is."""
 

@@ -47,6 +47,7 @@ _OF_RANKS = (
     ev.ModulesDied,
     ev.GradientsGrew,
     ev.BatchesLeftOut,
+    ev.DataReplayed,
     ev.CheckpointSaved,
     ev.CheckpointLoaded,
     ev.CheckpointOpened,

@@ -48,6 +48,7 @@ KNOWN = frozenset(
         "stack",
         "skipped_checkpoints",
         "left_out_batches",
+        "data_replay",
         "mismatch",
         "workers",
     }
@@ -242,3 +243,10 @@ def _look(entry: dict[str, Any]) -> RankLook | None:
 def rest(evidence: dict[str, Any]) -> dict[str, Any]:
     """What the report has no words for, and shows as data."""
     return {key: value for key, value in evidence.items() if key not in KNOWN}
+
+
+def data_words(record: dict[str, Any]) -> str:
+    """Whether samples are trained on again, or left out, since the resume; empty: nothing is known of that."""
+    found = (record.get("evidence") or {}).get("data_replay")
+    said = found.get("said") if isinstance(found, dict) else None
+    return said if isinstance(said, str) else ""

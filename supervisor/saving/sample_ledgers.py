@@ -1,0 +1,205 @@
+"""What had been handed out to the ranks when each checkpoint was written: the run directory's `data-ledger.json`.
+
+Of the newest MAX_SAVES saves, by the files that they wrote (their times and sizes, which renaming keeps). Nothing is
+ever written into the checkpoints' own folders. Before an attempt the account of its checkpoint goes into the socket
+folder, where ranks find it (hooks/guards/data_replay.py). Only in jobs of one node.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from guardrun.hooks.wire.ledger_page import consumed_name
+from guardrun.hooks.wire.messages import CheckpointSaved
+from guardrun.supervisor.base.log import log
+from guardrun.supervisor.base.own_files import read_own, write_own
+from guardrun.supervisor.base.printable import encode_json
+from guardrun.supervisor.collect.ranks.ledgers import (
+    LoaderAccount,
+    Ring,
+    SaveSeen,
+    find_accounts,
+    read_rings,
+    read_saves,
+    stat_identity,
+)
+from guardrun.supervisor.engine.model.events import Checkpoint
+from guardrun.supervisor.node.run_context import RunContext
+
+FILE = "data-ledger.json"
+MAX_SAVES = 64
+MAX_FILES = 64
+"""Of a save, and of a checkpoint that is looked up."""
+MAX_RANKS = 256
+NO_ACCOUNT = "no account was kept of what had been handed out when this checkpoint was written"
+OTHER_SIZE = "there were {before} ranks, and now there are {now}"
+
+
+class SaveAccount(msgspec.Struct, kw_only=True):
+    """At one save; or at several of the same step."""
+
+    attempt: int
+    done: int
+    """Steps of that attempt."""
+    step: int
+    """With those before it."""
+    saver: int
+    began_ns: int
+    """CLOCK_MONOTONIC."""
+    world_size: int
+    files: list[tuple[int, int]] = []
+    """mtime_ns and size of each that was written."""
+    loaders: list[LoaderAccount] = []
+
+
+class SampleLedgers:
+    """Of one run. Runs on the loop's thread, but for find()."""
+
+    def __init__(self, node: RunContext, sockets: Path) -> None:
+        self._node, self._sockets = node, sockets
+        self._path = node.run_dir / FILE
+        self._saves = _read(self._path)
+        self._is_keeping = False
+        self._has_loaders = any(save.loaders for save in self._saves)
+        self._resumed: list[LoaderAccount] = []
+        """What the current attempt began with."""
+
+    def saved(self, message: CheckpointSaved, ranks: Sequence[int]) -> None:
+        """A rank of the current attempt has saved. ranks: all of them."""
+        seen = SaveSeen(message.own_steps, message.step, message.began_ns, message.size, message.mtime_ns)
+        self._note(message.attempt, message.global_rank, seen, ranks)
+        self._keep()
+
+    def saved_in_time(
+        self, attempt: int, rank: int, own_steps: int, checkpoint: Checkpoint, ranks: Sequence[int]
+    ) -> None:
+        """A rank has saved before the ranks are ended. own_steps: as Field.STEP of its board counts."""
+        look = stat_identity(checkpoint.path)
+        if look is not None:
+            seen = SaveSeen(own_steps, checkpoint.step, time.monotonic_ns(), look[1], look[0])
+            self._note(attempt, rank, seen, ranks)
+            self._keep()
+
+    def find(self, files: Sequence[str]) -> SaveAccount | None:
+        """The account of a checkpoint that these files make up; None: there is none. For a thread that may wait."""
+        looks = {look for file in files[:MAX_FILES] if (look := stat_identity(file)) is not None}
+        found = [save for save in list(self._saves) if any(tuple(file) in looks for file in save.files)]
+        agree = all(save.loaders == found[0].loaders for save in found)
+        return found[-1] if found and agree else None
+
+    def refresh(self, attempt: int, ranks: Sequence[int]) -> None:
+        """An attempt is over: what was not told, or not taken yet by the time of a save, is known by now."""
+        known = {file for save in self._saves if save.attempt == attempt for file in save.files}
+        for rank in ranks:
+            for seen in read_saves(self._sockets, attempt, rank):
+                if (seen.mtime_ns, seen.size) not in known:
+                    self._note(attempt, rank, seen, ranks)
+        open_ended = [save for save in self._saves if save.attempt == attempt and _is_open_ended(save)]
+        rings = self._rings(attempt, ranks) if open_ended else {}
+        for save in open_ended:
+            loaders = find_accounts(rings, save.done, save.saver, save.began_ns)
+            if _is_better(loaders, save.loaders):
+                save.loaders = loaders
+        self._keep()
+
+    def hand_on(self, attempt: int, checkpoint: Checkpoint, account: SaveAccount | None, *, world_size: int) -> None:
+        """Leave the account for the ranks of an attempt that resumes. Raises OSError."""
+        self._resumed = account.loaders if account is not None else []
+        if account is not None and not account.loaders and account.done:
+            account = None
+        if (account is None and not self._has_loaders) or (account is not None and not account.loaders):
+            return
+        why = NO_ACCOUNT if account is None else ""
+        if account is not None and account.world_size != world_size:
+            why = OTHER_SIZE.format(before=account.world_size, now=world_size)
+        ranks = {} if account is None or why else _by_rank(account)
+        config = self._node.run_file.config
+        acts = bool(config.get("checkpoint", {}).get("exact_data")) and config.get("policy", {}).get("act") is not False
+        fields = {"acts": acts, "why": why, "step": checkpoint.step, "ranks": ranks}
+        (self._sockets / consumed_name(attempt)).write_bytes(encode_json(fields))
+
+    def _note(self, attempt: int, rank: int, seen: SaveSeen, ranks: Sequence[int]) -> None:
+        if seen.own_steps < 0 or seen.mtime_ns <= 0 or len(ranks) > MAX_RANKS:
+            return
+        loaders = find_accounts(self._rings(attempt, ranks, seen.own_steps), seen.own_steps, rank, seen.began_ns)
+        account = SaveAccount(
+            attempt=attempt,
+            done=seen.own_steps,
+            step=seen.step,
+            saver=rank,
+            began_ns=seen.began_ns,
+            world_size=len(ranks),
+            loaders=loaders if seen.own_steps or loaders else self._resumed,
+        )
+        known = next((one for one in self._saves if _is_same(one, account)), None)
+        if known is None:
+            self._saves = [*self._saves, account][-MAX_SAVES:]
+        else:
+            account = known
+        if len(account.files) < MAX_FILES:
+            account.files.append((seen.mtime_ns, seen.size))
+        self._has_loaders = self._has_loaders or bool(account.loaders)
+
+    def _rings(self, attempt: int, ranks: Sequence[int], since: int = 0) -> dict[int, list[Ring]]:
+        return {rank: read_rings(self._sockets, attempt, rank, since) for rank in ranks}
+
+    def _keep(self) -> None:
+        """Soon, and once for all that has changed by then."""
+        if not self._is_keeping:
+            self._is_keeping = True
+            if not self._node.writer.put(self._write):
+                self._is_keeping = False
+
+    def _write(self) -> None:
+        self._is_keeping = False
+        try:
+            write_own(self._path, encode_json(msgspec.to_builtins(self._saves, str_keys=True)))
+        except OSError as error:
+            log.warning("data_ledger_not_written", error=str(error))
+
+
+def _read(path: Path) -> list[SaveAccount]:
+    try:
+        return msgspec.json.decode(read_own(path), type=list[SaveAccount])[-MAX_SAVES:]
+    except (OSError, msgspec.DecodeError):  # none yet, or none of ours
+        return []
+
+
+def _is_same(one: SaveAccount, other: SaveAccount) -> bool:
+    ended = [[loader.is_ended for loader in save.loaders] for save in (one, other)]
+    return (one.attempt, one.done) == (other.attempt, other.done) and ended[0] == ended[1]
+
+
+def _by_rank(account: SaveAccount) -> dict[str, list[dict[str, Any]]]:
+    """As hooks/guards/data_replay.Account reads it."""
+    found: dict[str, list[dict[str, Any]]] = {str(rank): [] for rank in range(account.world_size)}
+    for loader in account.loaders:
+        about = {
+            "key": loader.key,
+            "epoch": loader.epoch,
+            "is_ended": loader.is_ended,
+            "is_apart": loader.is_apart,
+            "is_plain": loader.is_plain,
+            "why": loader.why,
+        }
+        for rank, own in loader.ranks.items():
+            found[str(rank)].append({**about, **msgspec.to_builtins(own, str_keys=True)})
+    return found
+
+
+def _is_open_ended(save: SaveAccount) -> bool:
+    """Whether it was not seen what some rank took next, by which it shows where a script goes on by itself."""
+    known = [own for loader in save.loaders for own in loader.ranks.values() if own.near]
+    return any(own.batches + 1 not in own.near for own in known)
+
+
+def _is_better(after: list[LoaderAccount], before: list[LoaderAccount]) -> bool:
+    """Whether nothing of what was known before has been written over since."""
+    if [one.key for one in after] != [one.key for one in before]:
+        return False
+    return not any(one.why and not other.why for one, other in zip(after, before, strict=True))
