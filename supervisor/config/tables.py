@@ -68,6 +68,10 @@ class CheckpointTable(_Table, frozen=True, kw_only=True):
     resume_first: bool = _ENGINE.resume_first
     jit_s: Annotated[float, Meta(ge=0, le=MOST_JIT_S)] = 30.0
     """How long a rank that is well may save, by save_with()'s function, before the ranks are ended; 0: not at all."""
+    snapshot_steps: Count = 100
+    """What a script gives to snapshot() is copied when so many steps are done; 0: never."""
+    snapshot_gb: Annotated[float, Meta(ge=0)] = 16.0
+    """Memory of a node for these copies."""
 
 
 class RestartTable(_Table, frozen=True, kw_only=True):

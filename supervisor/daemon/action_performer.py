@@ -33,6 +33,7 @@ from guardrun.supervisor.report.incident import write_incident
 from guardrun.supervisor.report.run_record import write_summary
 from guardrun.supervisor.rundir.run_directory import CHECKPOINTS_FILE, RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
+from guardrun.supervisor.saving.snapshots import Snapshots
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.control_messages import Shares, shares_json
 
@@ -91,8 +92,9 @@ class Performer:
         saving: FinalSave,
         keeping: ResumeProtection,
         schedule: Schedule,
+        snapshots: Snapshots,
     ) -> None:
-        self._node, self._context = node, context
+        self._node, self._context, self._snapshots = node, context, snapshots
         self._saving, self._keeping, self._schedule = saving, keeping, schedule
         self._notified: list[subprocess.Popen[bytes]] = []
         self._is_keeping = False
@@ -173,6 +175,7 @@ class Performer:
     # One method an action -------------------------------------------------------------------------------------
 
     def _start(self, action: ac.StartAttempt) -> None:
+        self._snapshots.let_go(action.attempt)
         if self._context.fleet is not None:
             self._context.fleet.start(action)
             return
@@ -229,6 +232,10 @@ class Performer:
         def work() -> ev.Event:
             is_urgent = not action.is_look
             choice = context.chooser.choose(resume_first, action.avoid, is_urgent=is_urgent, spoiled=spoiled)
+            snapshot = self._snapshots.write_newer(choice, spoiled) if is_urgent else None
+            if snapshot is not None and snapshot.path:
+                self._keep_chooser()
+                choice = context.chooser.choose(resume_first, action.avoid, is_urgent=True, spoiled=spoiled)
             if resume_first or action.avoid:
                 self._keep_chooser()
             warnings = context.chooser.warn_torn_latest() if is_urgent else []
@@ -236,7 +243,11 @@ class Performer:
                 reason = f"{choice.doubt}; it is taken, as none is known to be whole"
                 warnings.insert(0, ev.Skipped(path=choice.checkpoint.path, reason=reason))
             chosen = ev.CheckpointChosen(
-                choice=action.choice, checkpoint=choice.checkpoint, skipped=choice.skipped, warnings=warnings
+                choice=action.choice,
+                checkpoint=choice.checkpoint,
+                skipped=choice.skipped,
+                warnings=warnings,
+                snapshot=snapshot,
             )
             return self._keeping.prepare(chosen, choice, action.avoid)
 

@@ -37,6 +37,7 @@ from guardrun.supervisor.report.timeline.timeline import Timeline
 from guardrun.supervisor.rundir.journal import Journal, describe_versions, recover
 from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
+from guardrun.supervisor.saving.snapshots import Snapshots
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.control_messages import Shares
 
@@ -63,7 +64,8 @@ class Daemon:
         self.keeping = ResumeProtection(run_dir, self._resumes)
         self.saving = FinalSave(self.node, self)
         self.schedule = Schedule(self.node, self)
-        self.performer = Performer(self.node, self, self.saving, self.keeping, self.schedule)
+        self.snapshots = Snapshots(self.node, self)
+        self.performer = Performer(self.node, self, self.saving, self.keeping, self.schedule, self.snapshots)
         self.answers = Answers(self.node, self, self.saving)
         self._pace = Pace()
         self._said_trouble = False
@@ -140,6 +142,8 @@ class Daemon:
         self.journal.rotate_if_large(self.engine)
         self.performer.poll()
         self.saving.poll()
+        if self.is_running:
+            self.snapshots.sample()
         self.schedule.poll()
         self._tell_trouble()
 
