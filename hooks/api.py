@@ -108,10 +108,10 @@ def snapshot(state: object, path: object = None) -> None:
     rank = _rank.active
     if rank is not None and rank.settings.get("snapshots"):
         if rank.snapshots is None:
-            from guardrun.hooks.saves.memory_snapshot import MemorySnapshots
+            from guardrun.hooks.rank.memory_snapshot import MemorySnapshots
 
             rank.snapshots = MemorySnapshots(rank)
-        rank.snapshots.take(state, path)
+        rank.snapshots.keep_due(state, path)
 
 
 def resume_from() -> str | None:

@@ -273,7 +273,7 @@ class SaveGate(Protocol):
 class Snapshots(Protocol):
     """Copies the script's state into memory that outlives this rank."""
 
-    def take(self, state: object, path: object) -> None:
+    def keep_due(self, state: object, path: object) -> None:
         """The script has called snapshot(). Raises nothing of its own."""
 
     def in_child(self) -> None:

@@ -92,6 +92,7 @@ class Performer:
         saving: FinalSave,
         keeping: ResumeProtection,
         schedule: Schedule,
+        *,
         snapshots: Snapshots,
     ) -> None:
         self._node, self._context, self._snapshots = node, context, snapshots

@@ -65,7 +65,7 @@ class Daemon:
         self.saving = FinalSave(self.node, self)
         self.schedule = Schedule(self.node, self)
         self.snapshots = Snapshots(self.node, self)
-        self.performer = Performer(self.node, self, self.saving, self.keeping, self.schedule, self.snapshots)
+        self.performer = Performer(self.node, self, self.saving, self.keeping, self.schedule, snapshots=self.snapshots)
         self.answers = Answers(self.node, self, self.saving)
         self._pace = Pace()
         self._said_trouble = False
@@ -142,8 +142,7 @@ class Daemon:
         self.journal.rotate_if_large(self.engine)
         self.performer.poll()
         self.saving.poll()
-        if self.is_running:
-            self.snapshots.sample()
+        self._sample_snapshots()
         self.schedule.poll()
         self._tell_trouble()
 
@@ -158,6 +157,17 @@ class Daemon:
     def loaded(self, message: CheckpointLoaded) -> None:
         """Where it is a checkpoint, the rank's steps count from its step."""
         self.performer.loaded(message)
+
+    def told_of_snapshots(self, text: str) -> None:
+        """A person hears of it, or memory is granted at once: what trains fast has lost many steps within a second."""
+        if text:
+            self.node.terminal.print_line(text, "warn")
+        else:
+            self._sample_snapshots()
+
+    def _sample_snapshots(self) -> None:
+        if self.is_running:  # what is left of ranks that have ended is not taken back
+            self.snapshots.sample()
 
     def shares(self) -> tuple[Shares, list[str]]:
         """What the last attempt's ranks spent its time on, and the nodes whose ranks are not among them."""

@@ -96,7 +96,7 @@ class NodeSupervisor:
             role.saved,
             role.loaded,
             self._records.note_environment,
-            lambda text: self.terminal.print_line(text, "warn"),
+            on_snapshots=role.told_of_snapshots,
         )
         self.examinations = RankExaminations(self)
         self._context = zmq.Context()

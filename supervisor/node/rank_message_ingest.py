@@ -44,9 +44,13 @@ class RankMessageIngest:
         on_saved: Callable[[str, int, float, int, int], None],
         on_loaded: Callable[[msg.CheckpointLoaded], None],
         on_environment: Callable[[msg.EnvironmentReported], None] = lambda message: None,
+        *,
         on_snapshots: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """on_snapshots gets what a person has to know of them. on_saved gets path, step, wall time, inode and attempt of each save; what these do must not take time."""
+        """on_saved gets path, step, wall time, inode and attempt of each save; what these do must not take time.
+
+        on_snapshots: as RankRole.told_of_snapshots.
+        """
         self._clock = clock
         self._sampler = sampler
         self._on_saved = on_saved
@@ -216,6 +220,8 @@ class RankMessageIngest:
             self._on_environment(message)
         elif isinstance(message, msg.HookFailed):
             self.failed_hooks.append(f"rank {rank}: {message.hook}: {message.error}"[:500])
+        elif isinstance(message, msg.Noted) and message.topic == SNAPSHOTS and not message.text:
+            self._on_snapshots("")
         elif isinstance(message, msg.Noted):
             self.notes.append(f"rank {rank}: {message.topic}: {message.text}"[:500])
             log.info("noted", global_rank=rank, topic=message.topic, text=message.text)

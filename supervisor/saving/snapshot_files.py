@@ -37,7 +37,7 @@ class Written(NamedTuple):
     size_bytes: int = 0
     took_s: float = 0.0
     why: str = ""
-    """Why nothing was written, or not the newest; empty: there was nothing newer to write, or it is the newest."""
+    """Why nothing was written, or an older one than could have been; empty: there was nothing newer to write."""
 
 
 class _NotWrittenError(Exception):
@@ -67,7 +67,7 @@ def write_newest(
             copies += one.copies(number)
     found, why = find_whole(copies, ranks, steps)
     newest = max((copy.record.step for copy in copies if copy.record.holds), default=0)
-    why = why if newest > past_step else ""
+    lacking, why = (why if newest > past_step else ""), ""
     for whole in found:
         if whole.step <= past_step:
             break
@@ -82,7 +82,7 @@ def write_newest(
             continue
         size = sum(copy.record.size_bytes for copy in whole.copies)
         return Written(whole.step, paths, inodes, size, time.monotonic() - began_s, why[:MAX_WHY_CHARS])
-    return Written(why=why[:MAX_WHY_CHARS])
+    return Written(why=(why or lacking)[:MAX_WHY_CHARS])
 
 
 def _is_spoiled(whole: WholeSet, attempt: int, when: Spoiled, written_s: float) -> bool:

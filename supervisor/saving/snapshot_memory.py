@@ -189,15 +189,15 @@ class SnapshotMemory:
             for one in asked:
                 boards[one.global_rank].write(Field.SNAPSHOT_GRANTED, -1)
                 self._held[(attempt, one.global_rank)].empty()
-            self._tell(attempt, "back", "memory is short: no copies of the ranks' state are kept any more")
+            self._warn_once(attempt, "back", "memory is short: no copies of the ranks' state are kept any more")
             return
         grants, why = decide_grants(asked, self._most_bytes, limit)
         for number, size_bytes in grants.items():
             boards[number].write(Field.SNAPSHOT_GRANTED, size_bytes)
         if why:
-            self._tell(attempt, "refused", f"{why}: none are kept (hooks.snapshot)")
+            self._warn_once(attempt, "refused", f"{why}: none are kept (hooks.snapshot)")
 
-    def _tell(self, attempt: int, topic: str, text: str) -> None:
+    def _warn_once(self, attempt: int, topic: str, text: str) -> None:
         if (attempt, topic) not in self._told:
             self._told.add((attempt, topic))
             self._node.terminal.print_line(text, "warn")

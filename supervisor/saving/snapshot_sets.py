@@ -90,9 +90,10 @@ def _find_at(
             elif not said:
                 differing.append(rank)
     if missing:
-        return f"no copy of step {at} is known of {_say(missing)}"
+        return f"no copy of step {holders[0].record.step} is known of {_name_ranks(missing)}"
     if differing:
-        return f"{_say(differing)} named another path than rank {holders[0].global_rank}: shards need {{rank}} in it"
+        holder = holders[0].global_rank
+        return f"{_name_ranks(differing)} named another path than rank {holder}: shards need {{rank}} in it"
     if not is_sharded:
         return WholeSet((holders[0],))
     if len({copy.record.path for copy in holders}) < len(holders):
@@ -106,6 +107,6 @@ def _named_the_same(its: Mapping[int, Copy], holders: Mapping[int, Copy]) -> boo
     return its[max(both)].record.path == holders[max(both)].record.path if both else None
 
 
-def _say(ranks: Sequence[int]) -> str:
+def _name_ranks(ranks: Sequence[int]) -> str:
     named = ", ".join(map(str, ranks[:MAX_NAMED])) + (", …" if len(ranks) > MAX_NAMED else "")
     return f"rank{'s' if len(ranks) > 1 else ''} {named}"

@@ -60,6 +60,8 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
             "resume_env": {},
             "resume_first": False,
             "jit_s": 30.0,
+            "snapshot_steps": 100,
+            "snapshot_gb": 16.0,
         },
         "restart": {"max_restarts": 10, "max_no_progress": 3, "stop_grace_s": 10.0, "gpu_memory_s": 20.0},
         "launcher": {"agent": "guardrun", "linger_s": 60.0, "keep_stderr": True},

@@ -1,4 +1,4 @@
-"""DDP over gloo, or shards that each rank keeps for itself; saves nothing by itself, and has its state kept in memory."""
+"""DDP over gloo, or shards that each rank keeps for itself; saves nothing, and has its state kept in memory."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def keep(steps: int) -> None:
 
 def plan_kill() -> int:
     """The step in which this rank is killed; 0: in none."""
-    if ATTEMPT >= len(KILLS):
+    if len(KILLS) <= ATTEMPT:
         return 0
     rank, _, step = KILLS[ATTEMPT].partition("@")
     return int(step) if int(rank) == RANK else 0

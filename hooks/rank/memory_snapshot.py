@@ -21,7 +21,6 @@ from time import monotonic_ns
 from typing import Any
 
 from guardrun.hooks.rank.rank import Rank
-from guardrun.hooks.saves.checkpoint_files import quiet_saves
 from guardrun.hooks.wire.board import SIZE_BYTES as BOARD_BYTES
 from guardrun.hooks.wire.board import Field, board_name
 from guardrun.hooks.wire.snapshot_index import (
@@ -123,13 +122,13 @@ class MemorySnapshots:
         self._began_ns = 0
         self._taken = 0
 
-    def take(self, state: object, path: object) -> None:
+    def keep_due(self, state: object, path: object) -> None:
         """The script has called snapshot(). Raises nothing of its own."""
         rank = self._rank
         if self._why_off or rank.pid != os.getpid():
             return
         if get_ident() != rank.owner_ident:
-            self._tell("thread", "snapshot() was called from a thread that does not train, which is ignored")
+            self._note_once("thread", "snapshot() was called from a thread that does not train, which is ignored")
             return
         self._calls += 1
         steps: int = rank.words[Field.STEP]
@@ -144,13 +143,12 @@ class MemorySnapshots:
         began_ns = monotonic_ns()
         rank.words[Field.SAVE_SINCE_NS] = began_ns
         try:
-            with quiet_saves(get_ident()):
-                self._keep(state, path, at)
+            self._keep(state, path, at)
         except Exception as error:
             if raised_by_handler(error):
                 raise
             reason = str(error) if isinstance(error, _RefusedError) else f"{type(error).__name__}: {error}"
-            self._tell("failed", f"no copy of the state could be made: {reason}")
+            self._note_once("failed", f"no copy of the state could be made: {reason}")
         finally:
             ended_ns = monotonic_ns()
             rank.words[Field.SAVE_SINCE_NS] = 0
@@ -217,6 +215,7 @@ class MemorySnapshots:
             self._release()
         elif not file.is_whole:
             words[Field.SNAPSHOT_WANTED] = SLOTS * (file.size_bytes + file.size_bytes // 64 + SLACK_BYTES)
+            self._rank.note(TOPIC, "")  # heard at once, rather than within a second
         elif versions != [_version(tensor) for tensor in tensors]:
             raise _RefusedError("something has changed it meanwhile")
         else:
@@ -315,9 +314,9 @@ class MemorySnapshots:
         self._why_off = why
         for slot in range(SLOTS if self._fds else 0):
             self._wipe(slot)
-        self._tell("off", f"{why}; nothing is kept")
+        self._note_once("off", f"{why}; nothing is kept")
 
-    def _tell(self, topic: str, text: str) -> None:
+    def _note_once(self, topic: str, text: str) -> None:
         if topic not in self._told:
             self._told.add(topic)
             self._rank.note(TOPIC, text)
@@ -333,7 +332,7 @@ class MemorySnapshots:
             return
         share = self._took_ns / passed_ns
         better = int(self._every * share / LITTLE) + 1
-        self._tell(
+        self._note_once(
             "cost",
             f"copies of the state take {100 * share:.0f} % of training; [checkpoint] snapshot_steps = {better} would "
             f"take about {100 * LITTLE:.0f} %",
