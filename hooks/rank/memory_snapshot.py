@@ -43,6 +43,8 @@ MAX_LOOKED_AT = 200_000
 """Values of a state that are looked at for tensors."""
 PARTS = ("DTensor", "ShardedTensor", "FlatParameter")
 """Of which each rank holds a part."""
+COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
+"""torch's namespaces of operations in which ranks wait for each other."""
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
 MUCH, LITTLE = 0.05, 0.01
 """Shares of training that copies take: what is told, and what is proposed."""
@@ -51,6 +53,10 @@ COSTS_AFTER_NS = 60_000_000_000
 
 class _RefusedError(Exception):
     """Why a state is not kept."""
+
+
+class _CommunicatesError(Exception):
+    """The script's function has begun to communicate with other ranks. Its operation."""
 
 
 class Slot:
@@ -175,7 +181,9 @@ class MemorySnapshots:
         is_copier = is_sharded or self._has_parts or self._is_copier()
         value = None
         if is_copier or (template is None and self._has_parts is None):
-            value = state() if isinstance(state, FUNCTIONS) else state
+            value = self._call(state) if isinstance(state, FUNCTIONS) else state
+        if self._why_off:
+            return
         tensors = list(_tensors_of(value))
         if value is not None:
             self._has_parts = any(_is_part(tensor) for tensor in tensors)
@@ -200,6 +208,20 @@ class MemorySnapshots:
             self._write_record(record, 1 - self._newest)
         else:
             self._copy(value, tensors, record)
+
+    def _call(self, function: Any) -> object:
+        """What the script's function returns. It must wait for nobody: the other ranks may not call theirs."""
+        if sys.modules.get("torch") is None:
+            return function()
+        try:
+            with _make_guard():
+                return function()
+        except _CommunicatesError as error:
+            self._switch_off(
+                f"the function that snapshot() was given communicates ({error}), and other ranks do not call theirs: "
+                "give it what was gathered on all ranks before"
+            )
+            return None
 
     def _copy(self, value: object, tensors: list[Any], record: Record) -> None:
         torch = sys.modules.get("torch")
@@ -337,6 +359,24 @@ class MemorySnapshots:
             f"copies of the state take {100 * share:.0f} % of training; [checkpoint] snapshot_steps = {better} would "
             f"take about {100 * LITTLE:.0f} %",
         )
+
+
+@functools.cache
+def _make_guard() -> Any:
+    """While it is entered, whatever communicates raises; torch has been imported."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Guard(TorchDispatchMode):  # type: ignore[misc]  # torch's has no types
+        """Hears of all operations of this thread."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.namespace in COMMUNICATION:
+                raise _CommunicatesError(func.overloadpacket.__name__.strip("_"))
+            if any(one.__name__ == "DTensor" for one in types):
+                return NotImplemented  # what it does for that is heard of
+            return func(*args, **(kwargs or {}))
+
+    return Guard()
 
 
 def _tensors_of(value: object) -> Iterator[Any]:

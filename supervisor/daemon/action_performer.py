@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,8 +22,10 @@ from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.checkpoints.chooser import Chooser
 from guardrun.supervisor.checkpoints.retention import ResumeProtection, elsewhere
 from guardrun.supervisor.daemon.slurm_schedule import Schedule
+from guardrun.supervisor.engine.incidents.sentences import say_snapshot
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.recovery.voluntary.in_time import why_spoilt
 from guardrun.supervisor.engine.recovery.voluntary.rollback import spoiled_until
 from guardrun.supervisor.node.node_relations import IsolationContext, NodeRelations
 from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, begin_look, look_name
@@ -233,7 +236,7 @@ class Performer:
         def work() -> ev.Event:
             is_urgent = not action.is_look
             choice = context.chooser.choose(resume_first, action.avoid, is_urgent=is_urgent, spoiled=spoiled)
-            snapshot = self._snapshots.write_newer(choice, spoiled) if is_urgent else None
+            snapshot = self._snapshots.write_newer(choice, spoiled, action.no_snapshot) if is_urgent else None
             if snapshot is not None and snapshot.path:
                 self._keep_chooser()
                 choice = context.chooser.choose(resume_first, action.avoid, is_urgent=True, spoiled=spoiled)
@@ -320,10 +323,32 @@ class Performer:
         self._schedule.requeue(action)
 
     def _finish(self, action: ac.FinishRun) -> None:
-        context = self._context
         self._write_summary(action.summary)
         if action.summary.outcome == "finished":
             self._node.writer.do(self._keeping.let_go)
+        if action.summary.outcome in ("gave_up", "failed") and self._snapshots.has_any:
+            with suppress(RuntimeError):  # closing
+                self._context.checkpoint_pool.submit(self._write_last, action)
+                return
+        self._end(action)
+
+    def _write_last(self, action: ac.FinishRun) -> None:
+        """Nobody resumes now: what the ranks have left in memory would be lost. On the chooser's thread."""
+        try:
+            context, state = self._context, self._context.engine.state
+            spoiled, why = self._dated(state.spoiled), why_spoilt(state)
+            choice = context.chooser.choose(spoiled=spoiled, is_urgent=True)
+            written = self._snapshots.write_newer(choice, spoiled, why)
+            if written is not None:
+                self._node.terminal.print_line(*say_snapshot(written))
+            keep_chooser(self._node.run_dir, context.chooser)
+        except Exception:
+            log.exception("snapshot_not_written")
+        finally:
+            self._node.post(lambda: self._end(action))
+
+    def _end(self, action: ac.FinishRun) -> None:
+        context = self._context
         is_preempted = action.summary.outcome == "preempted"
         order = control_messages.Finish(exit_code=action.exit_code, is_preempted=is_preempted)
         self._node.send(order)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from guardrun.supervisor.engine.detectors.failure.falls import ended_by_stop
+from guardrun.supervisor.engine.incidents.sentences import say_snapshot
 from guardrun.supervisor.engine.membership.formation import launch
 from guardrun.supervisor.engine.membership.node_failure import lost_meanwhile
 from guardrun.supervisor.engine.model import events as ev
@@ -49,7 +50,7 @@ def on_checkpoint_chosen(state: State, event: ev.CheckpointChosen, now_s: float)
     resumption.on_chosen(state, event)
     if event.checkpoint is not None:
         state.saved_step = max(state.saved_step, event.checkpoint.step)
-    actions: list[Action] = _say_snapshot(event.snapshot)
+    actions: list[Action] = [announce(*say_snapshot(event.snapshot))] if event.snapshot is not None else []
     actions += [
         announce(f"{word} checkpoint {s.path}: {s.reason}", level="warn")
         for word, found in (("skipped", event.skipped), ("beware of", event.warnings))
@@ -78,18 +79,6 @@ def on_checkpoint_chosen(state: State, event: ev.CheckpointChosen, now_s: float)
         )
         actions.append(announce(f"starting attempt {state.next_attempt}: {where}", level="info"))
     return [*actions, *launch(state, now_s)]
-
-
-def _say_snapshot(snapshot: ev.SnapshotWritten | None) -> list[Action]:
-    if snapshot is None:
-        return []
-    actions: list[Action] = []
-    if snapshot.why:
-        actions.append(announce(f"a snapshot in memory was not used: {snapshot.why}", level="warn"))
-    if snapshot.path:
-        text = f"wrote the snapshot of step {snapshot.step} from memory in {snapshot.took_s:.1f} s: {snapshot.path}"
-        actions.append(announce(text, level="good"))
-    return actions
 
 
 def on_attempt_started(state: State, event: ev.AttemptStarted, now_s: float) -> list[Action]:

@@ -27,15 +27,21 @@ class Snapshots:
         if self._memory is not None:
             self._memory.sample()
 
-    def write_newer(self, choice: Choice, spoiled: Sequence[Spoiled]) -> SnapshotWritten | None:
+    @property
+    def has_any(self) -> bool:
+        """Whether the last attempt has kept something."""
+        return self._memory is not None and bool(self._memory.held(self._node.ingest.attempt))
+
+    def write_newer(self, choice: Choice, spoiled: Sequence[Spoiled], why_not: str = "") -> SnapshotWritten | None:
         """Write out what the last attempt has left, if it is newer than what would be resumed from.
 
-        Nothing of the attempt is alive. On the chooser's thread; may block as disks do. The chooser knows of it then.
+        why_not: why it may not be. Nothing of the attempt is alive. On the chooser's thread; may block as disks do. The
+        chooser knows of it then.
         """
         attempt, boards = self._node.ingest.attempt, self._node.sampler.boards
         held = self._memory.held(attempt) if self._memory is not None else {}
-        if not held:
-            return None
+        if not held or why_not:
+            return SnapshotWritten(why=why_not) if held else None
         chooser, clock = self._context.chooser, self._node.clock
         words = {number: board.read() for number, board in boards.items()}
         written = write_newest(

@@ -122,6 +122,8 @@ class ChooseCheckpoint(_Action, frozen=True, kw_only=True, tag="choose_checkpoin
     """Not these, as long as they are as they were: the script could not load them."""
     spoiled: list[Spoiled] = []
     """None that was written then."""
+    no_snapshot: str = ""
+    """Why nothing that ranks have kept in memory is written out first; empty: it may be."""
 
 
 class AskCheckpoint(_Action, frozen=True, kw_only=True, tag="ask_checkpoint"):

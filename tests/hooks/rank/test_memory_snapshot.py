@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -378,3 +379,23 @@ def test_killed_at_any_moment_a_whole_copy_is_left(keeping: Keeping) -> None:
         keeping.snapshots._newest, keeping.snapshots._generation = copy.slot, copy.record.generation
         keeping.snapshots._at = at
     assert 1 in seen, "some were killed in the middle of a copy"
+
+
+@pytest.mark.parametrize("how", ["a barrier", "an object", "functional"])
+def test_a_function_that_waits_for_other_ranks_is_not_called_through(how: str, keeping: Keeping, group: Any) -> None:
+    """They may not call theirs: all would wait for ever."""
+    reached: list[int] = []
+
+    def gather() -> object:
+        if how == "a barrier":
+            dist.barrier()
+        elif how == "an object":
+            dist.all_gather_object([None], "mine")
+        else:
+            all_reduce(torch.ones(2), "sum", group).sum()
+        reached.append(1)
+        return {"a": 1}
+
+    for step in (1, 2):
+        keeping.take(gather, step)
+    assert reached == [] and len(keeping.said) == 1 and "communicates" in keeping.said[0], keeping.said
