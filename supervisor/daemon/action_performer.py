@@ -110,6 +110,7 @@ class Performer:
             ac.ReadExits: self._read_exits,
             ac.ChooseCheckpoint: self._choose,
             ac.AskCheckpoint: saving.ask,
+            ac.AskSave: lambda action: saving.by_interval(),
             ac.SaveInTime: self._save_in_time,
             ac.SeekCheckpoint: saving.seek,
             ac.Requeue: self._requeue,
@@ -231,12 +232,13 @@ class Performer:
         context = self._context
         is_first = context.engine.state.attempt is None
         spoiled = self._dated(action.spoiled)
+        no_snapshot = why_spoilt(context.engine.state)
         resume_first = self._node.run_file.settings.resume_first and is_first
 
         def work() -> ev.Event:
             is_urgent = not action.is_look
             choice = context.chooser.choose(resume_first, action.avoid, is_urgent=is_urgent, spoiled=spoiled)
-            snapshot = self._snapshots.write_newer(choice, spoiled, action.no_snapshot) if is_urgent else None
+            snapshot = self._snapshots.write_newer(choice, spoiled, no_snapshot) if is_urgent else None
             if snapshot is not None and snapshot.path:
                 self._keep_chooser()
                 choice = context.chooser.choose(resume_first, action.avoid, is_urgent=True, spoiled=spoiled)

@@ -60,6 +60,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
             "resume_env": {},
             "resume_first": False,
             "jit_s": 30.0,
+            "auto_interval": False,
             "snapshot_steps": 100,
             "snapshot_gb": 16.0,
         },

@@ -122,8 +122,6 @@ class ChooseCheckpoint(_Action, frozen=True, kw_only=True, tag="choose_checkpoin
     """Not these, as long as they are as they were: the script could not load them."""
     spoiled: list[Spoiled] = []
     """None that was written then."""
-    no_snapshot: str = ""
-    """Why nothing that ranks have kept in memory is written out first; empty: it may be."""
 
 
 class AskCheckpoint(_Action, frozen=True, kw_only=True, tag="ask_checkpoint"):
@@ -138,6 +136,12 @@ class AskCheckpoint(_Action, frozen=True, kw_only=True, tag="ask_checkpoint"):
     """The only one in which it holds; -1: whichever runs, until SeekCheckpoint."""
     until_s: float = 0.0
     """Nor longer than that; 0: likewise."""
+
+
+class AskSave(_Action, frozen=True, kw_only=True, tag="ask_save"):
+    """Have should_checkpoint() answer yes at one and the same call of all ranks, unless that is asked for already."""
+
+    attempt: int
 
 
 class SaveInTime(_Action, frozen=True, kw_only=True, tag="save_in_time"):
@@ -305,6 +309,7 @@ Action = (
     | ReadExits
     | ChooseCheckpoint
     | AskCheckpoint
+    | AskSave
     | SaveInTime
     | SeekCheckpoint
     | Requeue

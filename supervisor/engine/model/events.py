@@ -74,6 +74,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stopped before gets more patience. False: eager."""
     act: bool = True
     resume_first: bool = False
+    auto_interval: bool = False
+    """The ranks are asked to save as often as that is worth it."""
     jit_s: float = 0.0
     """Ranks that are to be ended are given so long to save by a function of the script's; 0: none."""
     resumes: bool = False

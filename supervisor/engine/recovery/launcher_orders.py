@@ -29,12 +29,7 @@ def choose(state: State, now_s: float) -> list[Action]:
 
 
 def _order(state: State) -> ChooseCheckpoint:
-    return ChooseCheckpoint(
-        choice=state.choice,
-        avoid=list(state.avoid),
-        spoiled=list(state.spoiled),
-        no_snapshot=in_time.why_spoilt(state),
-    )
+    return ChooseCheckpoint(choice=state.choice, avoid=list(state.avoid), spoiled=list(state.spoiled))
 
 
 def start(state: State, now_s: float) -> Action:
