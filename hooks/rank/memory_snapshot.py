@@ -258,7 +258,7 @@ class MemorySnapshots:
     def _open(self) -> None:
         """Make the memory files, and show them. Raises OSError; _RefusedError where the script has closed them."""
         if self._fds:
-            if any(_identity(fd) != identity for fd, identity in self._fds):
+            if not self._are_open():
                 self._fds = []
                 self._rank.words[Field.SNAPSHOT_INDEX] = 0
                 self._why_off = "its memory files are closed"
@@ -277,6 +277,13 @@ class MemorySnapshots:
             raise
         self._fds = [(fd, _identity(fd)) for fd in made]
         self._rank.words[Field.SNAPSHOT_INDEX] = made[0] + 1
+
+    def _are_open(self) -> bool:
+        """Whether the descriptors are still those of the memory files: a script may close all, and use the numbers."""
+        try:
+            return bool(self._fds) and all(_identity(fd) == identity for fd, identity in self._fds)
+        except OSError:
+            return False
 
     def _allocate(self) -> None:
         """Take what is granted, if it is what is wanted. Raises OSError."""
@@ -334,8 +341,9 @@ class MemorySnapshots:
     def _switch_off(self, why: str) -> None:
         """Keep nothing any more, nor what was kept."""
         self._why_off = why
-        for slot in range(SLOTS if self._fds else 0):
-            self._wipe(slot)
+        if self._are_open():
+            self._release()
+        self._why_off = why
         self._note_once("off", f"{why}; nothing is kept")
 
     def _note_once(self, topic: str, text: str) -> None:

@@ -65,8 +65,11 @@ def decide_grants(asked: Sequence[Asked], most_bytes: int, limit: Limit | None) 
                 f"{most_bytes / GB:g}"
             )
         elif limit is None or limit.room - pending - more < limit.limit // GRANT_LEAVES:
-            free = "is not known" if limit is None else f"would leave {(limit.room - pending - more) / GB:.2g} GB"
-            why = why or f"copies of the state need {more / GB:.3g} GB of memory, and what is free {free}"
+            free = "it is not known what is free" if limit is None else f"{(limit.room - pending) / GB:.3g} GB are free"
+            why = (
+                why
+                or f"copies of the state need {more / GB:.3g} GB of memory, and {free}, a tenth of all is to stay so"
+            )
         else:
             grants[one.global_rank] = one.wanted
             total, pending = total + more, pending + more

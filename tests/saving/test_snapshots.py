@@ -120,9 +120,9 @@ def test_a_script_that_has_gone_back_goes_on_from_there() -> None:
         ([Asked(0, 5 * GB, 3 * GB, 3 * GB)], Limit(100 * GB, 50 * GB), {0: 5 * GB}, ""),
         ([Asked(n, 3 * GB, 0, 0) for n in (0, 1)], Limit(100 * GB, 50 * GB), {0: 3 * GB, 1: 3 * GB}, ""),
         ([Asked(n, 3 * GB, 0, 0) for n in (0, 1, 2)], Limit(100 * GB, 50 * GB), {0: 3 * GB, 1: 3 * GB}, "need 9 GB"),
-        ([Asked(n, 3 * GB, 0, 0) for n in (0, 1)], Limit(100 * GB, 85 * GB), {0: 3 * GB}, "would leave 9 GB"),
-        ([Asked(0, 3 * GB, 3 * GB, 0), Asked(1, 3 * GB, 0, 0)], Limit(100 * GB, 85 * GB), {}, "would leave 9 GB"),
-        ([Asked(0, 3 * GB, 0, 0)], None, {}, "free is not known"),
+        ([Asked(n, 3 * GB, 0, 0) for n in (0, 1)], Limit(100 * GB, 85 * GB), {0: 3 * GB}, "12 GB are free"),
+        ([Asked(0, 3 * GB, 3 * GB, 0), Asked(1, 3 * GB, 0, 0)], Limit(100 * GB, 85 * GB), {}, "12 GB are free"),
+        ([Asked(0, 3 * GB, 0, 0)], None, {}, "not known what is free"),
         ([Asked(0, 1 << 62, 0, 0)], Limit(100 * GB, 0), {}, "snapshot_gb = 8"),
     ],
 )  # fmt: skip

@@ -283,14 +283,17 @@ def test_memory_that_is_taken_back_stays_so(keeping: Keeping) -> None:
     assert keeping.words[Field.SNAPSHOT_HELD] == 0
 
 
-def test_descriptors_that_the_script_has_closed_are_not_written_to(keeping: Keeping) -> None:
+def test_descriptors_that_the_script_has_closed_are_not_written_to(keeping: Keeping, tmp_path: Path) -> None:
     keeping.keep({"a": 1}, 2)
     held = keeping.held
     for fd, _ in keeping.snapshots._fds:
         os.close(fd)
-    others = [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
+    others = [os.open(tmp_path / "script's", os.O_RDWR | os.O_CREAT) for _ in range(3)]
+    (tmp_path / "script's").write_bytes(b"its own")
+    keeping.take({"a": 2}, 2, "other.pt")  # switches off, which lets go of memory
     keeping.take({"a": 2}, 3)
-    assert [copy.record.at for copy in held.copies(0)] == [2] and "closed" in keeping.said[0]
+    assert (tmp_path / "script's").read_bytes() == b"its own"
+    assert [copy.record.at for copy in held.copies(0)] == [2] and len(keeping.said) == 1
     for fd in others:
         os.close(fd)
 
