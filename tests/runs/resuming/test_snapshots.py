@@ -51,3 +51,13 @@ def test_a_run_that_nobody_disturbs_writes_nothing(edge: EdgeRuns) -> None:
     finished = edge.run("snapshots.py", "--steps=8", "--how=alone", config=CONFIG)
     assert finished.returncode == 0 and finished.incidents == []
     assert not (edge.folder / "out").exists()
+
+
+def test_a_run_that_is_given_up_leaves_what_its_ranks_held(edge: EdgeRuns) -> None:
+    config = f"{CONFIG}[restart]\nmax_restarts = 0\n"
+    finished = edge.run("snapshots.py", "--steps=40", "--how=default", "--kills=0@20", config=config)
+    assert finished.returncode == 128 + 9, finished
+    [path] = (edge.folder / "out").iterdir()
+    assert path.name in {f"snapshot_step_{step}.pt" for step in (18, 20)}
+    lines = own_lines(finished)
+    assert sum(line.startswith("wrote the snapshot of step ") for line in lines) == 1
