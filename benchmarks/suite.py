@@ -24,6 +24,7 @@ from benchmarks.items.gc_policy import GcPolicyItem
 from benchmarks.items.hang import HangItem
 from benchmarks.items.kill import KillItem
 from benchmarks.items.node_agent import NodeAgentItem
+from benchmarks.items.snapshots import SnapshotItem
 from benchmarks.items.socket_desk import SocketItem
 from benchmarks.items.startup import StartupItem
 from benchmarks.items.stderr_pipe import StderrItem
@@ -54,6 +55,7 @@ ITEMS: tuple[Item, ...] = (
     FleetItem(),
     EngineItem(),
     SocketItem(),
+    SnapshotItem(),
     CoordinatorItem(),
 )
 

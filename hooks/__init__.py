@@ -11,7 +11,18 @@ from guardrun.hooks.api import (
     save_with,
     should_checkpoint,
     skip_batches,
+    snapshot,
     step,
 )
 
-__all__ = ["metrics", "phase", "resume_from", "resume_step", "save_with", "should_checkpoint", "skip_batches", "step"]
+__all__ = [
+    "metrics",
+    "phase",
+    "resume_from",
+    "resume_step",
+    "save_with",
+    "should_checkpoint",
+    "skip_batches",
+    "snapshot",
+    "step",
+]

@@ -98,6 +98,22 @@ def save_with(function: Callable[[], object] | None) -> None:
         register(rank, function)
 
 
+def snapshot(state: object, path: object = None) -> None:
+    """Have the state kept in memory that outlives this rank, now and then: call it each step, on every rank.
+
+    state: what torch.save takes; or a function that returns it, called only when a copy is made; None: this rank holds
+    nothing. path: where the script would have saved it; `{step}` and `{rank}` are filled in. With `{rank}` each rank's
+    state is a part of the whole, without it the ranks hold the same. docs/snapshots.md says what becomes of it.
+    """
+    rank = _rank.active
+    if rank is not None and rank.settings.get("snapshots"):
+        if rank.snapshots is None:
+            from guardrun.hooks.rank.memory_snapshot import MemorySnapshots
+
+            rank.snapshots = MemorySnapshots(rank)
+        rank.snapshots.keep_due(state, path)
+
+
 def resume_from() -> str | None:
     """Answer the absolute path of the checkpoint to resume from; None where training starts afresh."""
     path = os.environ.get(RESUME_FROM) or None

@@ -292,6 +292,16 @@ class SaveGate(Protocol):
         """The script's code is over: wait for a save that is under way. Never raises."""
 
 
+class Snapshots(Protocol):
+    """Copies the script's state into memory that outlives this rank."""
+
+    def keep_due(self, state: object, path: object) -> None:
+        """The script has called snapshot(). Raises nothing of its own."""
+
+    def in_child(self) -> None:
+        """This is a forked child: let go of the memory. Never raises."""
+
+
 class Examination(Protocol):
     """What a person has asked for, under way; on the hooks' thread. All that it changes in the process, it takes back.
 

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ReplicaChecker,
         SampleObserver,
         SaveGate,
+        Snapshots,
         StepCounter,
         StepObserver,
     )
@@ -176,6 +177,8 @@ class Rank:
     """None unless a person has asked for one, and it goes on."""
     in_time: SaveGate | None = None
     """None before the script has called save_with()."""
+    snapshots: Snapshots | None = None
+    """None before the script has called snapshot()."""
     forks: ForkObserver | None = None
     """None before torch's profiler was used because a person asked for it."""
     has_captured = False
@@ -347,9 +350,11 @@ class Rank:
         self.examination = None
         if self.forks is not None:
             self.forks.in_child()
+        if self.snapshots is not None:
+            self.snapshots.in_child()
         self.words = private_words()
         self.calls = self.metrics = self.checksums = self.guard = self.memory = None
-        self.samples = self.trail = self.skips = self.replay = self.origin = self.in_time = None
+        self.samples = self.trail = self.skips = self.replay = self.origin = self.in_time = self.snapshots = None
         self.held = ()  # nobody could tell it that it may save
         self.outbox = Outbox(is_open=False)
         self.import_lock = allocate_lock()

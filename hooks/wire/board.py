@@ -113,6 +113,14 @@ class Field(IntEnum):
     """… of the last one that the heart's thread has read; …"""
     EXAMINE_GIVEN = 51
     """… and of the last one that it has answered."""
+    SNAPSHOT_INDEX = 52
+    """The descriptor of its snapshots' index (hooks/wire/snapshot_index.py), plus 1; 0: its script makes none."""
+    SNAPSHOT_WANTED = 53
+    """Bytes of memory that it wants for both of its copies; …"""
+    SNAPSHOT_GRANTED = 54
+    """… written by the supervisor: that it may have; -1: none any more; …"""
+    SNAPSHOT_HELD = 55
+    """… and that it has."""
 
 
 class Milestone(IntEnum):

@@ -180,6 +180,7 @@ def hook_environment(
         "memory_window_s": run.file.config.get("leaks", {}).get("memory_window_s"),
         "eval": run.file.config.get("live", {}).get("eval") is True,
         "jit": _saves_in_time(run),
+        "snapshots": _snapshots(run),
         "notices": spared_signals(run.file.config.get("preemption", {}), environ),
         **({"held": list(held)} if held else {}),
         **({"skips": skips} if skips else {}),
@@ -196,9 +197,23 @@ def hook_environment(
 
 def _saves_in_time(run: OpenRun) -> bool:
     """Whether what a script gives to save_with() may ever be called: else it costs nothing, either."""
-    tables = {name: run.file.config.get(name, {}) for name in ("checkpoint", "policy", "launcher")}
+    return _is_kept_here(run) and run.file.config.get("checkpoint", {}).get("jit_s", 0.0) > 0
+
+
+def _snapshots(run: OpenRun) -> dict[str, object]:
+    """How often what a script gives to snapshot() is copied, and where it is written to; empty: it never is."""
+    table = run.file.config.get("checkpoint", {})
+    steps = table.get("snapshot_steps", 0)
+    if not _is_kept_here(run) or steps <= 0 or table.get("snapshot_gb", 0.0) <= 0:
+        return {}
+    return {"steps": steps, "dir": run.file.checkpoint_dir or run.file.cwd}
+
+
+def _is_kept_here(run: OpenRun) -> bool:
+    """Whether what ranks hold when they are ended is taken care of: this node alone trains, and guardrun acts."""
+    tables = {name: run.file.config.get(name, {}) for name in ("policy", "launcher")}
     is_ours = tables["policy"].get("act") is True and tables["launcher"].get("agent") == "guardrun"
-    return is_ours and tables["checkpoint"].get("jit_s", 0.0) > 0 and run.file.fleet is None
+    return is_ours and run.file.fleet is None
 
 
 def run_environment(

@@ -417,6 +417,13 @@ class Chooser:
         misses.add(real)
         return None
 
+    def steps_done(self, checkpoint: Checkpoint) -> int:
+        """How many steps were counted when it was saved; where no save of it was seen, what it says."""
+        with self._lock:
+            inside = os.path.join(checkpoint.path, "")
+            saves = [save.step for path, save in self._memory.saved.items() if f"{path}/".startswith(inside)]
+        return max(saves, default=checkpoint.step)
+
     def warn_torn_latest(self) -> list[Skipped]:
         """Name what scripts that resume by themselves would take now, where that is torn or missing."""
         result = self._search()

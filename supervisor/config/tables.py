@@ -70,6 +70,12 @@ class CheckpointTable(_Table, frozen=True, kw_only=True):
     """Samples that were trained on before the checkpoint are not handed out again."""
     jit_s: Annotated[float, Meta(ge=0, le=MOST_JIT_S)] = 30.0
     """How long a rank that is well may save, by save_with()'s function, before the ranks are ended; 0: not at all."""
+    auto_interval: bool = _ENGINE.auto_interval
+    """should_checkpoint() says yes as often as saves are worth it, by what they cost and how often training breaks."""
+    snapshot_steps: Count = 100
+    """What a script gives to snapshot() is copied when so many steps are done; 0: never."""
+    snapshot_gb: Annotated[float, Meta(ge=0)] = 16.0
+    """Memory of a node for these copies."""
 
 
 class RestartTable(_Table, frozen=True, kw_only=True):
@@ -319,6 +325,7 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
             resume_first=self.checkpoint.resume_first,
             exact_data=self.checkpoint.exact_data,
             jit_s=self.checkpoint.jit_s,
+            auto_interval=self.checkpoint.auto_interval,
             resumes=bool(self.checkpoint.resume_args or self.checkpoint.resume_env),
             restarts_anyway=self.origins.get("restart.max_restarts") == "--max-restarts",
             grace_s=self.preemption.grace_s,

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,8 +23,10 @@ from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.checkpoints.chooser import Chooser
 from guardrun.supervisor.checkpoints.retention import ResumeProtection, elsewhere
 from guardrun.supervisor.daemon.slurm_schedule import Schedule
+from guardrun.supervisor.engine.incidents.sentences import say_snapshot
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.recovery.voluntary.in_time import why_spoilt
 from guardrun.supervisor.engine.recovery.voluntary.rollback import spoiled_until
 from guardrun.supervisor.node.node_relations import IsolationContext, NodeRelations
 from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, begin_look, look_name
@@ -35,6 +38,7 @@ from guardrun.supervisor.report.run_record import write_summary
 from guardrun.supervisor.rundir.run_directory import CHECKPOINTS_FILE, RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.sample_ledgers import SampleLedgers, SaveAccount
+from guardrun.supervisor.saving.snapshots import Snapshots
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.control_messages import Shares, shares_json
 
@@ -94,10 +98,11 @@ class Performer:
         keeping: ResumeProtection,
         schedule: Schedule,
         *,
+        snapshots: Snapshots,
         ledgers: SampleLedgers | None = None,
     ) -> None:
         """ledgers: of the data that ranks are handed; None: in a job of several nodes."""
-        self._node, self._context = node, context
+        self._node, self._context, self._snapshots = node, context, snapshots
         self._saving, self._keeping, self._schedule = saving, keeping, schedule
         self._notified: list[subprocess.Popen[bytes]] = []
         self._is_keeping = False
@@ -112,6 +117,7 @@ class Performer:
             ac.ReadExits: self._read_exits,
             ac.ChooseCheckpoint: self._choose,
             ac.AskCheckpoint: saving.ask,
+            ac.AskSave: lambda action: saving.by_interval(),
             ac.SaveInTime: self._save_in_time,
             ac.SeekCheckpoint: saving.seek,
             ac.Requeue: self._requeue,
@@ -181,6 +187,7 @@ class Performer:
     # One method an action -------------------------------------------------------------------------------------
 
     def _start(self, action: ac.StartAttempt) -> None:
+        self._snapshots.let_go(action.attempt)
         if self._context.fleet is not None:
             self._context.fleet.start(action)
             return
@@ -238,6 +245,7 @@ class Performer:
         context = self._context
         is_first = context.engine.state.attempt is None
         spoiled = self._dated(action.spoiled)
+        no_snapshot = why_spoilt(context.engine.state)
         resume_first = self._node.run_file.settings.resume_first and is_first
         ledgers = self._ledgers if not action.is_look else None
         if ledgers is not None and (attempt := context.engine.state.attempt) is not None:
@@ -246,6 +254,10 @@ class Performer:
         def work() -> ev.Event:
             is_urgent = not action.is_look
             choice = context.chooser.choose(resume_first, action.avoid, is_urgent=is_urgent, spoiled=spoiled)
+            snapshot = self._snapshots.write_newer(choice, spoiled, no_snapshot) if is_urgent else None
+            if snapshot is not None and snapshot.path:
+                self._keep_chooser()
+                choice = context.chooser.choose(resume_first, action.avoid, is_urgent=True, spoiled=spoiled)
             if resume_first or action.avoid:
                 self._keep_chooser()
             warnings = context.chooser.warn_torn_latest() if is_urgent else []
@@ -253,7 +265,11 @@ class Performer:
                 reason = f"{choice.doubt}; it is taken, as none is known to be whole"
                 warnings.insert(0, ev.Skipped(path=choice.checkpoint.path, reason=reason))
             chosen = ev.CheckpointChosen(
-                choice=action.choice, checkpoint=choice.checkpoint, skipped=choice.skipped, warnings=warnings
+                choice=action.choice,
+                checkpoint=choice.checkpoint,
+                skipped=choice.skipped,
+                warnings=warnings,
+                snapshot=snapshot,
             )
             if ledgers is not None:
                 self._account = ledgers.find(choice.files)
@@ -334,10 +350,32 @@ class Performer:
         self._schedule.requeue(action)
 
     def _finish(self, action: ac.FinishRun) -> None:
-        context = self._context
         self._write_summary(action.summary)
         if action.summary.outcome == "finished":
             self._node.writer.do(self._keeping.let_go)
+        if action.summary.outcome in ("gave_up", "failed") and self._snapshots.has_any:
+            with suppress(RuntimeError):  # closing
+                self._context.checkpoint_pool.submit(self._write_last, action)
+                return
+        self._end(action)
+
+    def _write_last(self, action: ac.FinishRun) -> None:
+        """Nobody resumes now: what the ranks have left in memory would be lost. On the chooser's thread."""
+        try:
+            context, state = self._context, self._context.engine.state
+            spoiled, why = self._dated(state.spoiled), why_spoilt(state)
+            choice = context.chooser.choose(spoiled=spoiled, is_urgent=True)
+            written = self._snapshots.write_newer(choice, spoiled, why)
+            if written is not None:
+                self._node.terminal.print_line(*say_snapshot(written))
+            keep_chooser(self._node.run_dir, context.chooser)
+        except Exception:
+            log.exception("snapshot_not_written")
+        finally:
+            self._node.post(lambda: self._end(action))
+
+    def _end(self, action: ac.FinishRun) -> None:
+        context = self._context
         is_preempted = action.summary.outcome == "preempted"
         order = control_messages.Finish(exit_code=action.exit_code, is_preempted=is_preempted)
         self._node.send(order)

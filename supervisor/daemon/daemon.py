@@ -38,6 +38,7 @@ from guardrun.supervisor.rundir.journal import Journal, describe_versions, recov
 from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.sample_ledgers import SampleLedgers
+from guardrun.supervisor.saving.snapshots import Snapshots
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.control_messages import Shares
 
@@ -64,10 +65,13 @@ class Daemon:
         self.keeping = ResumeProtection(run_dir, self._resumes)
         self.saving = FinalSave(self.node, self)
         self.schedule = Schedule(self.node, self)
+        self.snapshots = Snapshots(self.node, self)
         ledgers = SampleLedgers(self.node, self.node.sockets) if run.fleet is None else None
         if ledgers is not None:
             self.node.ingest.on_save = ledgers.saved
-        self.performer = Performer(self.node, self, self.saving, self.keeping, self.schedule, ledgers=ledgers)
+        self.performer = Performer(
+            self.node, self, self.saving, self.keeping, self.schedule, snapshots=self.snapshots, ledgers=ledgers
+        )
         self.answers = Answers(self.node, self, self.saving)
         self._pace = Pace()
         self._said_trouble = False
@@ -144,6 +148,7 @@ class Daemon:
         self.journal.rotate_if_large(self.engine)
         self.performer.poll()
         self.saving.poll()
+        self._sample_snapshots()
         self.schedule.poll()
         self._tell_trouble()
 
@@ -158,6 +163,17 @@ class Daemon:
     def loaded(self, message: CheckpointLoaded) -> None:
         """Where it is a checkpoint, the rank's steps count from its step."""
         self.performer.loaded(message)
+
+    def told_of_snapshots(self, text: str) -> None:
+        """A person hears of it, or memory is granted at once: what trains fast has lost many steps within a second."""
+        if text:
+            self.node.terminal.print_line(text, "warn")
+        else:
+            self._sample_snapshots()
+
+    def _sample_snapshots(self) -> None:
+        if self.is_running:  # what is left of ranks that have ended is not taken back
+            self.snapshots.sample()
 
     def shares(self) -> tuple[Shares, list[str]]:
         """What the last attempt's ranks spent its time on, and the nodes whose ranks are not among them."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from guardrun.supervisor.engine.detectors.failure.falls import ended_by_stop
+from guardrun.supervisor.engine.incidents.sentences import say_snapshot
 from guardrun.supervisor.engine.membership.formation import launch
 from guardrun.supervisor.engine.membership.node_failure import lost_meanwhile
 from guardrun.supervisor.engine.model import events as ev
@@ -48,7 +51,8 @@ def on_checkpoint_chosen(state: State, event: ev.CheckpointChosen, now_s: float)
     resumption.on_chosen(state, event)
     if event.checkpoint is not None:
         state.saved_step = max(state.saved_step, event.checkpoint.step)
-    actions: list[Action] = [
+    actions: list[Action] = [announce(*say_snapshot(event.snapshot))] if event.snapshot is not None else []
+    actions += [
         announce(f"{word} checkpoint {s.path}: {s.reason}", level="warn")
         for word, found in (("skipped", event.skipped), ("beware of", event.warnings))
         for s in found[:3]
@@ -63,6 +67,9 @@ def on_checkpoint_chosen(state: State, event: ev.CheckpointChosen, now_s: float)
         if event.skipped:
             skipped = [{"path": s.path, "reason": s.reason} for s in event.skipped]
             evidence = {**evidence, "skipped_checkpoints": skipped}
+        if event.snapshot is not None:
+            told = {key: value for key, value in msgspec.to_builtins(event.snapshot).items() if value}
+            evidence = {**evidence, "snapshot": told}
         actions.append(change(state, state.resuming_incident, resumed_from=event.checkpoint, evidence=evidence))
         state.resuming_incident = ""
     if state.attempt:

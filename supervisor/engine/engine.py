@@ -39,6 +39,7 @@ from guardrun.supervisor.engine.recovery import (
     eviction,
     going_back,
     in_time_save,
+    interval_save,
     launcher_orders,
     memory_save,
     operator_restart,
@@ -113,6 +114,7 @@ class Engine:
         """When tick next has something to do; None while only events matter."""
         times = [self.state.detectors.rank_failure.next_deadline_s(), launcher_orders.due_s(self.state)]
         times += [node_silence.due_s(self.state), preemption.due_s(self.state), memory_save.due_s(self.state)]
+        times += [interval_save.due_s(self.state)]
         times += [going_back.due_s(self.state), in_time_save.due_s(self.state)]
         if self.state.phase is Phase.RUNNING:
             times += [self.state.detectors.hang.next_deadline_s(self.state), resumption.due_s(self.state)]
@@ -249,6 +251,8 @@ def _on_tick(state: State, event: ev.Ticked, now_s: float) -> list[Action]:
         actions += going_back.on_tick(state, now_s)
     if state.settings.saves_before_oom:
         actions += memory_save.on_tick(state, now_s)
+    if state.settings.auto_interval:
+        actions += interval_save.on_tick(state, now_s)
     if state.phase is Phase.RUNNING:
         actions += resumption.on_report(state, now_s)
     elif state.phase is Phase.STOPPING:
@@ -272,7 +276,11 @@ def _on_checkpoint_saved(state: State, event: ev.CheckpointSaved, now_s: float) 
     state.avoid = [path for path in state.avoid if event.path != path and not event.path.startswith(f"{path}/")]
     requeue.note_saved(state, max(event.step, event.named_step))
     actions = resumption.on_saved(state, event, now_s) if state.phase is Phase.RUNNING else []
-    return actions + (memory_save.on_saved(state, event, now_s) if state.phase is Phase.RUNNING else [])
+    if state.phase is not Phase.RUNNING:
+        return actions
+    actions += memory_save.on_saved(state, event, now_s)
+    interval_save.on_saved(state, now_s)
+    return actions
 
 
 def _on_checkpoint_completed(state: State, event: ev.CheckpointCompleted, now_s: float) -> list[Action]:

@@ -68,6 +68,9 @@ class RankRole(Protocol):
     def loaded(self, message: CheckpointLoaded) -> None:
         """A rank has loaded something before its first step."""
 
+    def told_of_snapshots(self, text: str) -> None:
+        """A rank says what a person has to know of its copies in memory; nothing: it wants memory for them, now."""
+
     def folders(self) -> list[str]:
         """Those whose file systems matter to the run."""
 

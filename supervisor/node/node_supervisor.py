@@ -91,7 +91,12 @@ class NodeSupervisor:
         self._releases = Releases(self, lambda: role.may_be_left_out) if run.fleet is not None else None
         self._records = RunRecords(run_dir, run, writer)
         self.ingest = RankMessageIngest(
-            self.clock, self.sampler, role.saved, role.loaded, self._records.note_environment
+            self.clock,
+            self.sampler,
+            role.saved,
+            role.loaded,
+            self._records.note_environment,
+            on_snapshots=role.told_of_snapshots,
         )
         self.examinations = RankExaminations(self)
         self._context = zmq.Context()

@@ -12,6 +12,7 @@ import msgspec
 
 from guardrun.hooks.wire import messages as msg
 from guardrun.hooks.wire.board import MAGIC, Field
+from guardrun.hooks.wire.snapshot_index import TOPIC as SNAPSHOTS
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.checkpoints.reading.folder_contents import step_family
@@ -44,13 +45,19 @@ class RankMessageIngest:
         on_saved: Callable[[str, int, float, int, int], None],
         on_loaded: Callable[[msg.CheckpointLoaded], None],
         on_environment: Callable[[msg.EnvironmentReported], None] = lambda message: None,
+        *,
+        on_snapshots: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """on_saved gets path, step, wall time, inode and attempt of each save; what these do must not take time."""
+        """on_saved gets path, step, wall time, inode and attempt of each save; what these do must not take time.
+
+        on_snapshots: as RankRole.told_of_snapshots.
+        """
         self._clock = clock
         self._sampler = sampler
         self._on_saved = on_saved
         self._on_loaded = on_loaded
         self._on_environment = on_environment
+        self._on_snapshots = on_snapshots
         self._decoder = msgspec.msgpack.Decoder(msg.RankMessage)
         self.attempt = -1
         self.started_s = 0.0
@@ -232,9 +239,13 @@ class RankMessageIngest:
             self._on_environment(message)
         elif isinstance(message, msg.HookFailed):
             self.failed_hooks.append(f"rank {rank}: {message.hook}: {message.error}"[:500])
+        elif isinstance(message, msg.Noted) and message.topic == SNAPSHOTS and not message.text:
+            self._on_snapshots("")
         elif isinstance(message, msg.Noted):
             self.notes.append(f"rank {rank}: {message.topic}: {message.text}"[:500])
             log.info("noted", global_rank=rank, topic=message.topic, text=message.text)
+            if message.topic == SNAPSHOTS:
+                self._on_snapshots(f"rank {rank}: {message.text}"[:500])
         return []
 
     def _saved(self, message: msg.CheckpointSaved) -> list[ev.Event]:

@@ -1,13 +1,10 @@
 """How often a run saved, and how often it should have: what its saves cost, and what was done again for want of one.
 
-Young's interval, by Daly's higher order: a save of C seconds, where training is broken off every M seconds on average,
-is best made every √(2·C·M)·(1 + ⅓·√(C/2M) + ⅑·C/2M) − C seconds. What is in between is done again, half of it on
-average. (J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22, 2006.)
+Young's and Daly's interval: supervisor/engine/recovery/interval_save.py has it.
 """
 
 from __future__ import annotations
 
-import math
 from itertools import pairwise
 from statistics import median
 from typing import NamedTuple
@@ -15,6 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.recovery.interval_save import LEAST_COST_S, best_interval_s
 from guardrun.supervisor.report.elements.quantities import duration
 
 MAX_SAVES = 20_000
@@ -22,7 +20,6 @@ LEAST_GAIN_S, LEAST_GAIN = 60.0, 0.01
 """What is told would have saved as much: seconds, and of the time in which steps were made."""
 MUCH = 1.5
 """And cost so many times less."""
-LEAST_COST_S = 0.01
 
 
 class Saves:
@@ -103,14 +100,6 @@ def judge(saves: Saves, terms: Terms) -> SaveInterval | None:
         best_interval_s=round(best_s, 1),
         best_cost_s=round(best_cost_s, 1),
     )
-
-
-def best_interval_s(save_s: float, broken_off_s: float) -> float:
-    """Daly's; where a save takes longer than training lasts, as long as that lasts."""
-    if save_s >= 2 * broken_off_s:
-        return broken_off_s
-    ratio = save_s / (2 * broken_off_s)
-    return math.sqrt(2 * save_s * broken_off_s) * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_s
 
 
 def describe(found: SaveInterval) -> str:

@@ -22,7 +22,7 @@ from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.node.run_context import CheckpointContext, EngineContext, LoopContext
-from guardrun.supervisor.saving.save_agreement import SaveAgreement, has_answered
+from guardrun.supervisor.saving.save_agreement import SaveAgreement, armed_call, has_answered
 
 if TYPE_CHECKING:  # not loaded in a job of one node
     from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement
@@ -185,6 +185,11 @@ class FinalSave:
         """A person asks the ranks to save; reply: called with the call that says yes, or None where they don't ask."""
         self._hand = (time.monotonic() + HAND_S, reply)
         self.try_asking()
+
+    def by_interval(self) -> None:
+        """Ask the ranks to save, unless somebody does already, or they have still to come to the last such call."""
+        if self._hand is None and self._wanted is None and not armed_call(self._node.sampler.boards):
+            self.by_hand(lambda at_call: log.info("interval_save_asked", at_call=at_call))
 
     def _try_by_hand(self, by_s: float, reply: Callable[[int | None], object]) -> None:
         context, at_call = self._context, self._fix_call(0)

@@ -72,6 +72,8 @@ class NotingRole:
     def saved(self, path: str, step: int, wall_s: float, inode: int, attempt: int) -> None:
         self.calls.append("saved")
 
+    def told_of_snapshots(self, text: str) -> None: ...
+
     def loaded(self, message: CheckpointLoaded) -> None:
         self.calls.append("loaded")
 

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.recovery.interval_save import best_interval_s
 from guardrun.supervisor.report.run_page import run_html
 from guardrun.supervisor.report.save_interval import (
     MAX_SAVES,
     SaveInterval,
     Saves,
     Terms,
-    best_interval_s,
     describe,
     judge,
 )

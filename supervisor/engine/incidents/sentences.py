@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from guardrun.supervisor.engine.model.events import SnapshotWritten
 from guardrun.supervisor.engine.model.run_view import AttemptView
 from guardrun.supervisor.engine.observation.frames import rank_list, ranks_text
 from guardrun.supervisor.engine.observation.hang_finding import Finding
@@ -136,3 +137,12 @@ def _waiters(found: Finding, judged: Mapping[int, Judgement]) -> str:
     subject = f"rank {found.waiting[0]} waits" if one else f"{len(found.waiting)} ranks wait"
     them = "it" if len(found.culprits) == 1 else "them"
     return f"; {subject} for {them}" + (f" in {op}" if op else "")
+
+
+def say_snapshot(snapshot: SnapshotWritten) -> tuple[str, str]:
+    """What came of the copies in memory, for the terminal, and its level."""
+    if not snapshot.path:
+        return f"what hooks.snapshot() kept was not written out: {snapshot.why}", "warn"
+    instead = f" (not the newest: {snapshot.why})" if snapshot.why else ""
+    took = f"{snapshot.took_s:.1f} s"
+    return f"wrote the snapshot of step {snapshot.step} from memory in {took}: {snapshot.path}{instead}", "good"

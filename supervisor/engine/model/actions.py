@@ -138,6 +138,12 @@ class AskCheckpoint(_Action, frozen=True, kw_only=True, tag="ask_checkpoint"):
     """Nor longer than that; 0: likewise."""
 
 
+class AskSave(_Action, frozen=True, kw_only=True, tag="ask_save"):
+    """Have should_checkpoint() answer yes at one and the same call of all ranks, unless that is asked for already."""
+
+    attempt: int
+
+
 class SaveInTime(_Action, frozen=True, kw_only=True, tag="save_in_time"):
     """Have one rank call the function that its script has given to save_with(), before the attempt is stopped."""
 
@@ -303,6 +309,7 @@ Action = (
     | ReadExits
     | ChooseCheckpoint
     | AskCheckpoint
+    | AskSave
     | SaveInTime
     | SeekCheckpoint
     | Requeue

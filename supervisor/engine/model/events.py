@@ -76,6 +76,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     resume_first: bool = False
     exact_data: bool = False
     """What was trained on before a checkpoint is not handed out again ([checkpoint] exact_data)."""
+    auto_interval: bool = False
+    """The ranks are asked to save as often as that is worth it."""
     jit_s: float = 0.0
     """Ranks that are to be ended are given so long to save by a function of the script's; 0: none."""
     resumes: bool = False
@@ -593,6 +595,19 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
+class SnapshotWritten(msgspec.Struct, frozen=True, kw_only=True):
+    """Copies of the ranks' state that were kept in memory, written out as a checkpoint (hooks.snapshot)."""
+
+    step: int = 0
+    path: str = ""
+    """Of the first of its files; empty: nothing was written."""
+    files: int = 0
+    size_bytes: int = 0
+    took_s: float = 0.0
+    why: str = ""
+    """Why nothing was, or not the newest."""
+
+
 class CheckpointChosen(_Event, frozen=True, kw_only=True, tag="checkpoint_chosen"):
     """Answer to ChooseCheckpoint."""
 
@@ -613,6 +628,8 @@ class CheckpointChosen(_Event, frozen=True, kw_only=True, tag="checkpoint_chosen
     """Where it is kept from the next attempt; empty: nowhere."""
     keep_trouble: str = ""
     """Why not, or not wholly."""
+    snapshot: SnapshotWritten | None = None
+    """What came of the copies in memory; None: there are none, or none that is newer."""
     error: str = ""
 
 

@@ -22,13 +22,17 @@ class SaveTimes(msgspec.Struct, kw_only=True):
     last_s: float = 0.0
     gaps_s: list[float] = []
     longest_s: float = 0.0
+    costs_s: list[float] = []
+    """What each of the last ones took, of the slowest rank."""
 
     def add(self, event: CheckpointSaved, now_s: float) -> None:
         """Book one."""
         self.longest_s = max(self.longest_s, event.duration_s)
         name = f"{event.attempt} {event.step or event.path}"
         if name == self.last:
+            self.costs_s = [*self.costs_s[:-1], max(event.duration_s, *self.costs_s[-1:])]
             return
+        self.costs_s = [*self.costs_s, max(0.0, event.duration_s)][-MAX_GAPS:]
         if self.last.startswith(f"{event.attempt} "):
             self.gaps_s = [*self.gaps_s, now_s - self.last_s][-MAX_GAPS:]
         self.last, self.last_s = name, now_s

@@ -270,6 +270,10 @@ class State(msgspec.Struct, kw_only=True):
     requests: int = 0
     """Number of the last request to the ranks to save."""
     save_times: SaveTimes = msgspec.field(default_factory=SaveTimes)
+    interval_s: float = 0.0
+    """How often the ranks are asked to save; 0: not known yet."""
+    interval_asked_s: float = 0.0
+    """When they were asked last."""
     memory_restarts: int = 0
     """Attempts that were ended before memory ran out."""
     nodes: Nodes = msgspec.field(default_factory=Nodes)

@@ -164,6 +164,9 @@ class Follower:
     def saved(self, path: str, step: int, wall_s: float, inode: int, attempt: int) -> None:
         """The event that follows says it to the head."""
 
+    def told_of_snapshots(self, text: str) -> None:
+        """Nothing: none are kept where there are several nodes."""
+
     def loaded(self, message: CheckpointLoaded) -> None:
         """Goes to the head as it is: the head knows which files are checkpoints."""
         self._send_to_head(msg.Loaded(attempt=message.attempt, global_rank=message.global_rank, path=message.path))

@@ -55,15 +55,25 @@ def _why_not(state: State) -> str:
     attempt = attempt_of(state)
     if state.fleet is not None:
         return "the job has several nodes"
-    ours = [one for one in state.incidents.values() if one.attempt == attempt.number]
-    numeric = next((one for one in ours if one.kind == "numeric"), None)
-    if numeric is not None or attempt.poisoned is not None or attempt.going_back is not None:
-        return f"what is trained is spoilt ({numeric.cause})" if numeric else "what is trained is spoilt"
+    if why := why_spoilt(state):
+        return why
     if attempt.resumed_from is not None and not attempt.has_resumed:
         return "nobody has opened the checkpoint that this attempt was begun with"
     if any(rank.is_save_held for rank in attempt.ranks.values()):
         return "a save is held back: it would write over a checkpoint that nobody has opened"
     return "" if _well(state) else "no rank that has called save_with() is well"
+
+
+def why_spoilt(state: State) -> str:
+    """Why what the ranks hold, or held, is not to be resumed from; empty: nothing speaks against it."""
+    attempt = state.attempt
+    if attempt is None:
+        return ""
+    ours = [one for one in state.incidents.values() if one.attempt == attempt.number]
+    numeric = next((one for one in ours if one.kind == "numeric"), None)
+    if numeric is None and attempt.poisoned is None and attempt.going_back is None:
+        return ""
+    return f"what is trained is spoilt ({numeric.cause})" if numeric else "what is trained is spoilt"
 
 
 def _well(state: State) -> list[int]:
