@@ -140,7 +140,7 @@ class MemorySnapshots:
         steps: int = rank.words[Field.STEP]
         at = steps or self._calls
         if at // self._every == self._turn:
-            if at == self._seen[0] and path != self._seen[1]:
+            if at == self._seen[0] and isinstance(path, str) and path != self._seen[1]:
                 self._switch_off("snapshot() was called twice in a step with different paths: give it all in one state")
             return
         self._turn, self._seen = at // self._every, (at, path)

@@ -21,7 +21,6 @@ from guardrun.hooks.wire.snapshot_index import (
     parse_record,
     record_offset,
 )
-from guardrun.supervisor.base.log import log
 from guardrun.supervisor.collect.host.memory_limits import Limit, MemoryLimits
 from guardrun.supervisor.collect.ranks.boards import BoardReader
 from guardrun.supervisor.collect.ranks.sampler import Sampler
@@ -175,7 +174,9 @@ class SnapshotMemory:
         try:
             held = Held(pid, fd, f"{NAME}-{attempt}-{number}")
         except (OSError, ValueError) as error:
-            log.info("snapshot_memory_not_opened", global_rank=number, error=str(error))
+            if known is None and os.path.exists(f"/proc/{pid}"):
+                text = f"the memory in which rank {number} keeps copies of its state can't be opened ({error})"
+                self._warn_once(attempt, "opening", f"{text}: none are kept")
             return known is not None  # it has ended, and what is held is held
         if known is not None:
             known.close()

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from guardrun.hooks.wire.board import Board, Field, board_name, create_board
+from guardrun.supervisor.collect.ranks.boards import open_boards
 from guardrun.supervisor.engine.model.events import Checkpoint
-from guardrun.supervisor.saving.final_save import _Wanted
+from guardrun.supervisor.saving.final_save import FinalSave, _Wanted
 
 ASKED_S = 1000.0
 
@@ -40,3 +46,34 @@ def test_a_request_ends_with_its_time_and_with_its_attempt() -> None:
 def test_one_before_the_job_ends_holds_until_nothing_is_alive() -> None:
     wanted = _Wanted(1, ASKED_S)
     assert not any(wanted.is_over(attempt, now_s) for attempt in (-1, 0, 3) for now_s in (0.0, 1e9))
+
+
+def test_an_interval_asks_all_at_one_call_and_moves_no_call_that_is_still_to_come(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        create_board(str(tmp_path / board_name(0, rank)))
+    boards = [Board(str(tmp_path / board_name(0, rank))) for rank in (0, 1)]
+    readers = open_boards(tmp_path, 0, (0, 1))
+    node: Any = SimpleNamespace(sampler=SimpleNamespace(boards=readers))
+    context: Any = SimpleNamespace(fleet_agreement=None, is_running=True)
+    saving = FinalSave(node, context)
+
+    def ask() -> list[int]:
+        saving.by_interval()
+        return [board[Field.CHECKPOINT_AT] for board in boards]
+
+    try:
+        assert ask() == [0, 0], "they never ask"
+        boards[0].words[Field.CHECKS], boards[1].words[Field.CHECKS] = 5, 4
+        [first, second] = ask()
+        assert first == second > 5
+        boards[0].words[Field.CHECKS] = first
+        assert ask() == [first, first], "rank 1 has still to come to it"
+        boards[1].words[Field.CHECKS] = first
+        assert ask()[0] > first
+        boards[0].words[Field.CHECKS] = boards[1].words[Field.CHECKS] = ask()[0]
+        saving._wanted = _Wanted(1, ASKED_S)
+        before = boards[0][Field.CHECKPOINT_AT]
+        assert ask() == [before, before], "somebody else asks"
+    finally:
+        for one in (*boards, *readers.values()):
+            one.close()

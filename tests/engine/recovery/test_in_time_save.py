@@ -13,26 +13,9 @@ from guardrun.supervisor.engine.recovery.decide import decide
 from guardrun.supervisor.engine.recovery.voluntary.in_time import FAILED
 from guardrun.supervisor.engine.state.state import SAVES_IN_TIME
 from tests.engine.conftest import ERROR, Told, kinds
+from tests.engine.recovery.falling import JIT_S, end_crash, numeric, report, training
 
-JIT_S = 20.0
 SAVED = ev.Checkpoint(path="/out/jit_12.pt", step=12)
-
-
-def training(told: Told, *, saving: tuple[int, ...] = (0, 1, 2), ranks: int = 3, **settings: object) -> Told:
-    """At step 12. saving: ranks whose script has called save_with()."""
-    told.opened(ranks, **{"jit_s": JIT_S, **settings})
-    told.started(at_s=1.0)
-    report(told, saving=saving)
-    return told
-
-
-def report(told: Told, *, saving: tuple[int, ...] = (0, 1, 2), step: int = 12, at_s: float = 5.0) -> None:
-    bits = {n: SAVES_IN_TIME if n in saving else 0 for n in range(told.state.world_size)}
-    reports = [
-        ev.RankReport(global_rank=n, progress=step, progress_s=at_s, step=step, milestones=bit)
-        for n, bit in bits.items()
-    ]
-    told.tell(ev.NodeReport(node="node-a", attempt=told.attempt, ranks=reports), at_s)
 
 
 def asked(actions: list[ac.Action]) -> ac.SaveInTime:
@@ -58,14 +41,6 @@ def hang(told: Told, culprit: int, kind: str = "hang") -> list[ac.Action]:
 def spoiled(actions: list[ac.Action]) -> list[ac.Spoiled]:
     [order] = [one for one in actions if isinstance(one, ac.ChooseCheckpoint)]
     return order.spoiled
-
-
-def end_crash(told: Told) -> list[ac.Action]:
-    """All have ended, and why is told: what follows."""
-    told.tick()
-    told.read(told.now_s + 0.1)
-    actions = told.stopped(told.now_s + 1.0)
-    return told.read(told.now_s + 0.1) if "ReadExits" in kinds(actions) else actions
 
 
 def test_after_a_crash_a_rank_saves_before_the_others_are_ended(told: Told) -> None:
@@ -207,14 +182,6 @@ def test_other_ends_than_hangs_and_crashes_have_nobody_save(told: Told) -> None:
 def test_guardctl_restart_has_nobody_save(told: Told) -> None:
     training(told)
     assert "StopAttempt" in kinds(told.tell(ev.RestartAsked(who="ada")))
-
-
-def numeric(told: Told) -> None:
-    found = Detected(
-        key="n", kind="numeric", cause="nan_loss", confidence=1.0, summary="It is no number.", culprits=[1],
-        onset_s=told.now_s, evidence={},
-    )  # fmt: skip
-    decide(told.state, [found], told.now_s)
 
 
 def alone(told: Told) -> None:

@@ -16,7 +16,7 @@ from guardrun.supervisor.engine.recovery.interval_save import (
     next_interval_s,
 )
 from tests.engine.conftest import Told
-from tests.engine.recovery.test_in_time_save import numeric
+from tests.engine.recovery.falling import numeric
 
 HOUR = 3600.0
 

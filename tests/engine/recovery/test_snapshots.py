@@ -6,7 +6,7 @@ from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.recovery.voluntary.in_time import why_spoilt
 from tests.engine.conftest import Told, kinds
-from tests.engine.recovery.test_in_time_save import end_crash, numeric, training
+from tests.engine.recovery.falling import end_crash, numeric, training
 
 WRITTEN = ev.SnapshotWritten(step=12, path="/out/step_12.pt", files=1, size_bytes=10, took_s=0.25)
 NEWEST = ev.Checkpoint(path="/out/step_12.pt", step=12)
