@@ -10,6 +10,9 @@ import os
 DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd", "/dev/infiniband", "/dev/accel", "/dev/neuron", "/dev/hl", "/dev/davinci")
 """What these begin with is a device, open or mapped."""
 
+HARMLESS_THREADS = ("jemalloc_bg_thd",)
+"""pyarrow's allocator gives memory back in it; in a fork, whoever frees does so."""
+
 
 class Inspector:
     """Notes what is new, and whose doing that was; what has gone by the end does no harm."""
@@ -28,7 +31,7 @@ class Inspector:
         """Per module, what is left of its doings that no fork may share; by the name "" what is nobody's alone."""
         found = {}
         for one in (*read_threads(), *read_descriptors().items()):
-            if one not in self._began:
+            if one not in self._began and not (isinstance(one, str) and is_harmless(one)):
                 what = f"it opens {one[1]}"[:200] if isinstance(one, tuple) else "it starts a thread"
                 found[self._doers.get(one, "")] = what
         if read_children():
@@ -41,6 +44,15 @@ class Inspector:
 def read_threads() -> list[str]:
     """This process's, by number."""
     return os.listdir("/proc/self/task")
+
+
+def is_harmless(thread: str) -> bool:
+    """Whether a library does without this thread in a fork, and says so to the C library (pthread_atfork)."""
+    try:
+        with open(f"/proc/self/task/{thread}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip() in HARMLESS_THREADS
+    except OSError:  # It has ended.
+        return True
 
 
 def read_descriptors() -> dict[int, str]:

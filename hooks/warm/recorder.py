@@ -18,7 +18,7 @@ import _warnings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # What is imported here is not seen by the recorder, and no rank can be without it.
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
@@ -62,6 +62,11 @@ def differs_by_rank(name: str) -> bool:
     return name in RANK_VARIABLES or name.startswith(RANK_PREFIXES)
 
 
+def is_read(variable: str, names: Collection[str]) -> bool:
+    """Say whether one of these is what a record says was read."""
+    return any(name.startswith(variable[:-1]) for name in names) if variable.endswith("*") else variable in names
+
+
 class Record:
     """What one module's code did."""
 
@@ -74,7 +79,7 @@ class Record:
         self.beside: list[str] = []
         """Those that it put into sys.modules without an import that was seen."""
         self.reads: dict[str, str | None] = {}
-        """Variables, with the value that it met first."""
+        """Variables, with the value that it met first; `X*`: all whose names begin so."""
         self.at_exit: list[tuple[Any, Any, Any]] = []
         self.effects: list[Callable[[], object]] = []
         self.loggers: list[str] = []
@@ -242,14 +247,14 @@ class Recorder:
     def _note_read(self, key: Any) -> None:
         if not self._running:
             return
-        reads = self.records[self._running[-1]].reads
+        running = self._running[-1]
+        name, prefix = "*" if key is None else os.fsdecode(key), PREFIXES.get(running, "")
         if key is None:
-            names = ["*"]
-        else:
-            names = [os.fsdecode(key)]
-        for name in names:
-            value = dict.get(self._environ, key) if key is not None else None
-            reads.setdefault(name, None if value is None else os.fsdecode(value))
+            name = f"{prefix}*"
+        elif not name.startswith(prefix):
+            return
+        value = None if key is None else dict.get(self._environ, key)
+        self.records[running].reads.setdefault(name, None if value is None else os.fsdecode(value))
 
     def _watch_seeds(self, random: Any) -> None:
         seed = random.Random.seed

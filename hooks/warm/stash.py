@@ -21,7 +21,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 
-from guardrun.hooks.warm.recorder import AGAIN, PREFIXES
+from guardrun.hooks.warm.recorder import AGAIN, is_read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ class Stash:
         self._whole = recorder.whole
         self._loggers = self._read_loggers()
         self._origins = {
-            name: _place(module.__spec__)
+            name: _place(getattr(module, "__spec__", None))
             for name, module in self._modules.items()
-            if "." not in name and getattr(module, "__spec__", None) is not None and not _is_built_in(module)
+            if "." not in name and (name in self._records or _is_namespace(module))
         }
         self._takers: dict[str, list[tuple[str, str, str, Any]]] = {}
         """Per module: a name in it, the watched module it was taken from, its name there, and what it is."""
@@ -83,12 +83,14 @@ class Stash:
         self.refuse: Callable[[str], object] = lambda why: None
         self._is_within = 0
 
-    def reads(self) -> dict[str, str | None]:
-        """All variables that any module read, with the value that it met."""
-        found: dict[str, str | None] = {}
-        for record in self._records.values():
-            found.update(record.reads)
-        return found
+    def find_readers(self) -> dict[str, str]:
+        """All variables that a module has read, each with one of those, but for modules that read them again."""
+        return {
+            variable: name
+            for name, record in self._records.items()
+            if name not in AGAIN and name.partition(".")[0] != self._own
+            for variable in record.reads
+        }
 
     def hide(self) -> None:
         """Leave in sys.modules what a fresh interpreter has, and find the rest again as it is imported."""
@@ -211,9 +213,8 @@ class Stash:
                 self.refuse(f"{', '.join(sorted(changed))[:200]} may be read by libraries, and is not what it was")
         for other in coming:
             record = self._records.get(other)
-            prefix = PREFIXES.get(other)
             for variable in record.reads if record is not None and other not in AGAIN else ():
-                if variable in changed or (prefix and any(name.startswith(prefix) for name in changed)):
+                if is_read(variable, changed):
                     self.refuse(f"{other} reads {variable}, which is not what it was")
 
     def _changed(self) -> set[str]:
@@ -297,6 +298,12 @@ def _place(spec: ModuleSpec | None) -> object:
     if spec.origin is None and spec.submodule_search_locations is not None:
         return tuple(spec.submodule_search_locations)
     return spec.origin
+
+
+def _is_namespace(module: object) -> bool:
+    """Say whether it is a package that lies in several folders, and has no code."""
+    spec = getattr(module, "__spec__", None)
+    return spec is not None and spec.origin is None and spec.submodule_search_locations is not None
 
 
 def _is_native(spec: ModuleSpec) -> bool:

@@ -3,8 +3,8 @@
 The launcher starts it as it starts a rank, with GUARDRUN_WARM in place of GUARDRUN_HOOKS: the number of a socket. Then,
 over that socket (SOCK_SEQPACKET, JSON):
 
-    launcher → warm    {"imports": FILE, "left_out": […]}                  once
-    warm → launcher    {"ready": …} or {"again": […]} or {"useless": "…"}    once
+    launcher → warm    {"imports": FILE, "left_out": FILE}                 once
+    warm → launcher    {"ready": …} or {"again": N} or {"useless": "…"}    once
     launcher → warm    {"fork": N}, with N sockets, one for each rank to be
     warm → launcher    {"pids": […]}
     launcher → rank    {"command": […], "environment": {…}}, with descriptors 0, 1, 2; the answer is {} or {"no": "…"}
@@ -18,11 +18,12 @@ from __future__ import annotations
 import sys
 
 from guardrun.hooks.warm.process_state import Inspector, read_pss_bytes
-from guardrun.hooks.warm.recorder import AGAIN, PREFIXES, Recorder, differs_by_rank
+from guardrun.hooks.warm.recorder import AGAIN, Recorder, differs_by_rank, is_read
 
 OWN = "guardrun"
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_MODULES = 20_000
+MAX_REASONS = 20
 WORTH_S = 0.3
 """What importing it takes: for less, no process is kept."""
 PARENT_PATIENCE_S = 2.0
@@ -97,6 +98,7 @@ class Warm:
             import gc
 
             self._stash = Stash(self._recorder, OWN, HOOKS)
+            self._readers = self._stash.find_readers()
             gc.collect()
             self._stash.hide()
             self._stash.leave()
@@ -201,10 +203,9 @@ class Warm:
         for name in sorted(differing):
             if name.startswith(READ_BY_LIBRARIES) and name != "PYTHONPATH":
                 return f"{name} is not what it was"
-        for module, record in self._recorder.records.items():
-            for name in record.reads if module not in AGAIN else ():
-                if name in differing and environment.get(name) != record.reads[name]:
-                    return f"{module} reads {name}, which is not what it was"
+        for variable, reader in self._readers.items():
+            if is_read(variable, differing):
+                return f"{reader} reads {variable}, which is not what it was"
         return ""
 
     def _receive(self, channel: socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -241,7 +242,8 @@ class Imports:
         self._recorder = recorder
         self._origins: dict[str, str | None] = dict(told["modules"][:MAX_MODULES])
         self._changed: list[str] = told["changed"]
-        self._left_out: set[str] = set(asked["left_out"])
+        self._left_out_file = asked["left_out"]
+        self._left_out = self._read_left_out()
         self._folders = installed_folders()
         self._stats: dict[str, tuple[int, int, int]] = {}
 
@@ -268,7 +270,8 @@ class Imports:
         if "" in unfit:
             return {"useless": f"importing them changed what no rank may share: {unfit['']}"}
         if left_out:
-            return {"again": sorted(left_out), "why": unfit}
+            self._leave_out(left_out)
+            return {"again": len(left_out), "why": dict(list(unfit.items())[:MAX_REASONS])}
         if took_s < WORTH_S:
             return {"useless": f"what can be imported ahead takes {took_s:.2f} s"}
         self._stats = {
@@ -276,7 +279,23 @@ class Imports:
             for name, record in recorder.records.items()
             if record.spec.origin and record.spec.has_location and not name.startswith(f"{OWN}.")
         }
-        return {"ready": {"modules": len(recorder.records), "took_s": round(took_s, 3), "failed": recorder.failed}}
+        return {"ready": {"modules": len(recorder.records), "took_s": round(took_s, 3), "failed": len(recorder.failed)}}
+
+    def _read_left_out(self) -> set[str]:
+        """What processes before this one found that no rank may have."""
+        import json
+
+        try:
+            with open(self._left_out_file, encoding="utf-8") as file:
+                return set(json.loads(file.read(MAX_MESSAGE_BYTES * 8)))
+        except FileNotFoundError:
+            return set()
+
+    def _leave_out(self, names: set[str]) -> None:
+        import json
+
+        with open(self._left_out_file, "w", encoding="utf-8") as file:
+            file.write(json.dumps(sorted(self._left_out | names)))
 
     def have_changed(self) -> bool:
         """Whether a file that a module came from is not what it was."""
@@ -314,12 +333,10 @@ class Imports:
             elif not self._is_known(name, origin):
                 unfit.setdefault(name, f"ranks had none, or another one: {origin}")
             allowed = AGAIN[name][0] if name in AGAIN else frozenset()
-            for variable in record.reads:
-                if variable == "*" and name in PREFIXES:
-                    continue
-                if (differs_by_rank(variable) or variable == "*") and variable not in allowed:
+            for variable in record.reads.keys() - allowed:
+                if differs_by_rank(variable) or variable == "*":
                     unfit.setdefault(name, f"it reads {'all variables' if variable == '*' else variable}")
-                elif variable in changed and variable not in allowed:
+                elif is_read(variable, changed):
                     unfit.setdefault(name, f"it reads {variable}, which the script sets")
         for name in unowned_generators(recorder):
             unfit.setdefault(name, "it holds a generator of random numbers")

@@ -25,6 +25,7 @@ TRIAL_S = 20.0
 """A rank that fails within so long after it was forked may have failed for that."""
 LOOK_EVERY_S = 5.0
 """At the memory that is left."""
+LEFT_OUT_FILE = "imports-left-out.json"
 REFUSED_FILE = "warm-refused"
 """A rank that has begun anew, cold, says why."""
 
@@ -49,7 +50,6 @@ class WarmRanks:
     """There is none any more in this run."""
     _environment: dict[str, str] = field(default_factory=dict)
     """Of ranks, but for what is each one's own."""
-    _left_out: list[str] = field(default_factory=list)
     _tries: int = 0
     _looked_s: float = 0.0
     _began: dict[int, float] = field(default_factory=dict)
@@ -134,22 +134,21 @@ class WarmRanks:
 
     def _start(self) -> None:
         self._tries += 1
-        asked = {"imports": str(self.sockets / FILE), "left_out": self._left_out}
+        asked = {"imports": str(self.sockets / FILE), "left_out": str(self.sockets / LEFT_OUT_FILE)}
         try:
             self.process = WarmProcess(self.command, self._environment, asked)
         except OSError as error:
             self.give_up(str(error))
             return
-        self.log.write("warm_started", pid=self.process.pid, left_out=len(self._left_out))
+        self.log.write("warm_started", pid=self.process.pid)
 
     def _note(self, answer: dict[str, Any]) -> None:
         if ready := answer.get("ready"):
             self.is_ready = True
             memory_mb = ready.pop("memory_bytes", 0) >> 20
-            self.log.write("warm_ready", memory_mb=memory_mb, left_out=self._left_out, **ready)
-        elif (again := answer.get("again")) and self._tries < TRIES:
-            self.log.write("warm_leaves_out", why=answer.get("why"))
-            self._left_out = sorted({*self._left_out, *again})
+            self.log.write("warm_ready", memory_mb=memory_mb, **ready)
+        elif answer.get("again") and self._tries < TRIES:
+            self.log.write("warm_leaves_out", modules=answer["again"], why=answer.get("why"))
             self.close()
         else:
             self.give_up(str(answer.get("useless") or answer.get("why") or "the warm process has ended"))
