@@ -79,8 +79,7 @@ def _wait_to_be_rank(number):  # type: (str) -> None
         wait(number, fresh)
         is_rank = True
     finally:
-        if not is_rank:  # DBG
-            import traceback; traceback.print_exc()  # DBG
+        if not is_rank:
             # The script must not run here.
             os._exit(1)
 

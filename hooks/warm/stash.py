@@ -172,6 +172,8 @@ class Stash:
                 logger.handlers[:], logger.propagate = handlers, propagate
         if name == "multiprocessing.process":
             self._modules[name].current_process().authkey = os.urandom(32)
+        elif name == "threading":
+            self._modules[name].main_thread()._set_native_id()  # a fork leaves it as it was before Python 3.12
         elif name == "numpy.random.mtrand":
             self._modules[name].seed()
         elif name in AGAIN:

@@ -26,6 +26,8 @@ MAX_MODULES = 20_000
 MAX_REASONS = 20
 WORTH_S = 0.3
 """What importing it takes: for less, no process is kept."""
+FIXED_SEED = 67280421310721
+"""torch's own, in versions that begin with it in every process (c10/core/GeneratorImpl.h)."""
 PARENT_PATIENCE_S = 2.0
 REST = 3.0
 """Where others want the CPU, too, it rests so many times as long as it has worked."""
@@ -272,6 +274,8 @@ class Imports:
         if left_out:
             self._leave_out(left_out)
             return {"again": len(left_out), "why": dict(list(unfit.items())[:MAX_REASONS])}
+        if draw_alike():
+            return {"useless": "a module draws random numbers as it is imported: all ranks would go on with the same"}
         if took_s < WORTH_S:
             return {"useless": f"what can be imported ahead takes {took_s:.2f} s"}
         self._stats = {
@@ -419,6 +423,33 @@ def unowned_generators(recorder: Recorder) -> list[str]:
         for value in list(getattr(sys.modules.get(name), "__dict__", {}).values())
         if type(value).__module__.startswith("numpy.random") and not isinstance(value, type(len))
     ]
+
+
+def draw_alike() -> bool:
+    """Whether forks of this process would all have the same seed of torch's, where each fresh process has its own."""
+    torch: Any = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "initial_seed"):
+        return False
+    first, second = _ask_fork(torch.initial_seed), _ask_fork(torch.initial_seed)
+    return first == second and first not in ("", str(FIXED_SEED))
+
+
+def _ask_fork(question: Any) -> str:
+    """What a fork of this process answers."""
+    import os
+
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writer, str(question()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    answer = os.read(reader, 100).decode()
+    os.close(reader)
+    os.waitpid(pid, 0)
+    return answer
 
 
 def _stat(path: str | None) -> tuple[int, int, int]:
