@@ -81,6 +81,8 @@ class Stash:
         """With which the rank was started."""
         self.changed: frozenset[str] = frozenset()
         self.refuse: Callable[[str], object] = lambda why: None
+        self.seeds_torch = False
+        """A fresh process has a random seed."""
         self._is_within = 0
 
     def find_readers(self) -> dict[str, str]:
@@ -174,6 +176,8 @@ class Stash:
             self._modules[name].current_process().authkey = os.urandom(32)
         elif name == "threading":
             self._modules[name].main_thread()._set_native_id()  # a fork leaves it as it was before Python 3.12
+        elif name == "torch.random" and self.seeds_torch:
+            self._modules[name].default_generator.seed()
         elif name == "numpy.random.mtrand":
             self._modules[name].seed()
         elif name in AGAIN:

@@ -28,6 +28,8 @@ WORTH_S = 0.3
 """What importing it takes: for less, no process is kept."""
 FIXED_SEED = 67280421310721
 """torch's own, in versions that begin with it in every process (c10/core/GeneratorImpl.h)."""
+GIVEN_SEEDS = 1 << 32
+"""A seed below is no random one, but was given by a module."""
 PARENT_PATIENCE_S = 2.0
 REST = 3.0
 """Where others want the CPU, too, it rests so many times as long as it has worked."""
@@ -100,6 +102,7 @@ class Warm:
             import gc
 
             self._stash = Stash(self._recorder, OWN, HOOKS)
+            self._stash.seeds_torch = imports.torch_seed == "random"
             self._readers = self._stash.find_readers()
             gc.collect()
             self._stash.hide()
@@ -274,7 +277,8 @@ class Imports:
         if left_out:
             self._leave_out(left_out)
             return {"again": len(left_out), "why": dict(list(unfit.items())[:MAX_REASONS])}
-        if draw_alike():
+        self.torch_seed = read_torch_seed()
+        if self.torch_seed not in ("given", "random"):
             return {"useless": "a module draws random numbers as it is imported: all ranks would go on with the same"}
         if took_s < WORTH_S:
             return {"useless": f"what can be imported ahead takes {took_s:.2f} s"}
@@ -425,13 +429,20 @@ def unowned_generators(recorder: Recorder) -> list[str]:
     ]
 
 
-def draw_alike() -> bool:
-    """Whether forks of this process would all have the same seed of torch's, where each fresh process has its own."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not hasattr(torch, "initial_seed"):
-        return False
-    first, second = _ask_fork(torch.initial_seed), _ask_fork(torch.initial_seed)
-    return first == second and first not in ("", str(FIXED_SEED))
+def read_torch_seed() -> str:
+    """How torch's generator stands: "given" a seed by a module, or by torch; "random", as in each fresh process; "used"."""
+    if "torch.random" not in sys.modules:
+        return "given"
+    return _ask_fork(_judge_torch_seed)  # Nothing of torch runs in the process itself.
+
+
+def _judge_torch_seed() -> str:
+    torch: Any = sys.modules["torch"]
+    seed = torch.initial_seed()
+    if seed < GIVEN_SEEDS or seed == FIXED_SEED:
+        return "given"
+    fresh = torch.Generator().manual_seed(seed).get_state()
+    return "random" if torch.equal(fresh, torch.default_generator.get_state()) else "used"
 
 
 def _ask_fork(question: Any) -> str:
