@@ -164,7 +164,7 @@ class Heartbeat:
         self._environ = None
         try:
             with self._rank.import_lock:
-                from guardrun.hooks.warm import imports_report
+                from guardrun.hooks.beat import imports_report
 
             imports_report.write(self._rank, before)
         except Exception as error:

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 import os
 
-DEVICES = ("/dev/nvidia", "/dev/dri", "/dev/kfd", "/dev/infiniband", "/dev/accel", "/dev/neuron", "/dev/hl", "/dev/davinci")
+DEVICES = (
+    "/dev/nvidia",
+    "/dev/dri",
+    "/dev/kfd",
+    "/dev/infiniband",
+    "/dev/accel",
+    "/dev/neuron",
+    "/dev/hl",
+    "/dev/davinci",
+)
 """What these begin with is a device, open or mapped."""
 
 HARMLESS_THREADS = ("jemalloc_bg_thd",)

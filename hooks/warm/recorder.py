@@ -8,13 +8,12 @@ descriptors, devices, handlers of signals, child processes, …), makes it unfit
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # in no stub; the interpreter has it at its start
+import _warnings
 import atexit
 import builtins
 import os
 import sys
-
-import _signal
-import _warnings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # What is imported here is not seen by the recorder, and no rank can be without it.
@@ -41,9 +40,9 @@ AGAIN: dict[str, tuple[frozenset[str], Callable[[Any], object]]] = {
     ),
     "torchmetrics.utilities.prints": (
         frozenset({"LOCAL_RANK"}),
-        lambda module: setattr(module.rank_zero_only, "rank", int(os.environ.get("LOCAL_RANK", 0))),
+        lambda module: setattr(module.rank_zero_only, "rank", int(os.environ.get("LOCAL_RANK", "0"))),
     ),
-    "torch.distributed": (frozenset(), lambda module: module.set_debug_level_from_env()),
+    "torch.distributed": (frozenset(), lambda module: getattr(module, "set_debug_level_from_env", int)()),
 }
 """Modules that read such variables as they are imported: which they may read, and how they are had to do so again."""
 
@@ -120,6 +119,7 @@ class Recorder:
         self._register, self._at_fork = atexit.register, os.register_at_fork
         self._environ: dict[Any, Any] = os.environ._data  # type: ignore[attr-defined]
         self._logger_count = 0
+        self._restore_seeds: Callable[[], object] = int
         self._root: tuple[Any, ...] | None = None
 
     # Begin and end -----------------------------------------------------------------------------------------------
@@ -137,7 +137,7 @@ class Recorder:
         sys.meta_path.insert(0, self)
         self._forget_earlier()
         builtins.__import__ = self._note_import
-        atexit.register = self._note_at_exit  # type: ignore[assignment]
+        atexit.register = self._note_at_exit
         os.register_at_fork = self._note_at_fork
         self._seen, self._fixed = self._changeable(), self._unchangeable()
         import importlib
@@ -156,14 +156,14 @@ class Recorder:
         """No longer; finders and warnings' filters are what they were."""
         filters, finders = self._began
         _filters()[:], sys.meta_path[:] = filters, finders
-        _warnings._filters_mutated()
+        _note_new_filters()
         builtins.__import__ = self._import
         importlib: Any = sys.modules["importlib"]
         importlib.import_module = self._import_module
         atexit.register = self._register
         os.register_at_fork = self._at_fork
         os.environ._data = dict(self._environ.items())  # type: ignore[attr-defined]
-        self.restore_seeds()
+        self._restore_seeds()
 
     # Imports ------------------------------------------------------------------------------------------------------
 
@@ -265,10 +265,7 @@ class Recorder:
             seed(generator, a, version)
 
         random.Random.seed = noted
-        self.restore_seeds: Callable[[], object] = lambda: setattr(random.Random, "seed", seed)
-
-    def restore_seeds(self) -> None:
-        """Give random.Random its own seed() back."""
+        self._restore_seeds = lambda: setattr(random.Random, "seed", seed)
 
     def _condemn(self, why: str) -> None:
         self.unfit.setdefault(self._running[-1] if self._running else "", why)
@@ -336,6 +333,12 @@ def _filters() -> list[Any]:
     return filters
 
 
+def _note_new_filters() -> None:
+    """What warnings keep of their filters is old."""
+    for name in ("_filters_mutated", "_filters_mutated_lock_held"):  # Python 3.14
+        getattr(_warnings, name, int)()
+
+
 class _ListChange:
     """A change of the list of warnings' filters (0) or of finders (1): what came first, what came last, what went."""
 
@@ -353,7 +356,7 @@ class _ListChange:
         gone = {id(item) for item in [*self.gone, *self.front, *self.back]}
         target[:] = [*self.front, *(item for item in target if id(item) not in gone), *self.back]
         if self.kind == 0:
-            _warnings._filters_mutated()
+            _note_new_filters()
 
 
 class _VariableChange:

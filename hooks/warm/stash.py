@@ -51,6 +51,10 @@ class _Given:
         module.__spec__ = self._spec
 
 
+def _given(module: ModuleType) -> Any:
+    return _Given(module)
+
+
 class Stash:
     """The modules of the warm process, found again in its ranks."""
 
@@ -128,7 +132,7 @@ class Stash:
         record = self._records.get(name)
         if record is None:
             spec = getattr(module, "__spec__", None)
-            return ModuleSpec(name, _Given(module), origin=spec.origin) if _is_built_in(module) and spec else None
+            return ModuleSpec(name, _given(module), origin=spec.origin) if _is_built_in(module) and spec else None
         if not self._is_within:
             self._verify(name)
         loader: Any = record.spec.loader
@@ -214,9 +218,9 @@ class Stash:
         changed = self._changed()
         if not changed:
             return
-        if any(variable.startswith(READ_BY_LIBRARIES) for variable in changed):
-            if any(_is_native(self._records[other].spec) for other in coming if other in self._records):
-                self.refuse(f"{', '.join(sorted(changed))[:200]} may be read by libraries, and is not what it was")
+        loaded = [other for other in coming if other in self._records and _is_native(self._records[other].spec)]
+        if loaded and any(variable.startswith(READ_BY_LIBRARIES) for variable in changed):
+            self.refuse(f"{', '.join(sorted(changed))[:200]} may be read by libraries, and is not what it was")
         for other in coming:
             record = self._records.get(other)
             for variable in record.reads if record is not None and other not in AGAIN else ():

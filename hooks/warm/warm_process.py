@@ -157,8 +157,9 @@ class Warm:
 
         try:
             os.write(descriptor, self._json.dumps({"no": why[:500]}).encode())
-        finally:
-            os._exit(1)
+        except OSError:  # Nobody waits for it any more.
+            pass
+        os._exit(1)
 
     def _wait_to_be(self, descriptor: int, between: int, launcher: int) -> None:
         """In a rank to be: returns once it is one."""
@@ -191,7 +192,8 @@ class Warm:
         stash = self._stash
         hooks = self._json.loads(environment["GUARDRUN_HOOKS"])
         stash.environ = environment
-        stash.refuse = lambda why: _start_anew(command, environment, hooks["sockets"], why)
+        folder = os.getcwd()
+        stash.refuse = lambda why: _start_anew(command, environment, hooks["sockets"], folder, why)
         self._start.forget(stash, self._recorder.unseeded)
         channel.send(b"{}")
         channel.close()
@@ -224,15 +226,17 @@ class Warm:
             pass
 
 
-def _start_anew(command: list[str], environment: dict[str, str], sockets: str, why: str) -> NoReturn:
+def _start_anew(command: list[str], environment: dict[str, str], sockets: str, folder: str, why: str) -> NoReturn:
     """The script has changed what modules read as they are imported: be a fresh process, from the first line on."""
-    os: Any = sys.modules["os"]
+    import os
+
     path = os.path.join(sockets, "warm-refused")
     try:
         with open(path, "w", encoding="utf-8", errors="replace") as file:
             file.write(why[:500])
     except OSError:
         pass
+    os.chdir(folder)
     os.execve(sys.executable, command, environment)
 
 
@@ -275,7 +279,7 @@ class Imports:
         if "" in unfit:
             return {"useless": f"importing them changed what no rank may share: {unfit['']}"}
         if left_out:
-            self._leave_out(left_out)
+            self._exclude(left_out)
             return {"again": len(left_out), "why": dict(list(unfit.items())[:MAX_REASONS])}
         self.torch_seed = read_torch_seed()
         if self.torch_seed not in ("given", "random"):
@@ -299,7 +303,7 @@ class Imports:
         except FileNotFoundError:
             return set()
 
-    def _leave_out(self, names: set[str]) -> None:
+    def _exclude(self, names: set[str]) -> None:
         import json
 
         with open(self._left_out_file, "w", encoding="utf-8") as file:
@@ -328,7 +332,9 @@ class Imports:
         """Per module that no rank may have from here, why."""
         recorder = self._recorder
         unfit = dict(recorder.unfit)
-        own = {effect.name for record in recorder.records.values() for effect in record.effects if hasattr(effect, "name")}
+        own = {
+            effect.name for record in recorder.records.values() for effect in record.effects if hasattr(effect, "name")
+        }
         changed = set(self._changed) - own
         for name, record in recorder.records.items():
             if name.partition(".")[0] == OWN:
@@ -368,8 +374,7 @@ class Imports:
             more = {
                 name
                 for name, record in self._recorder.records.items()
-                if name not in found
-                and (not found.isdisjoint(record.asked) or name.rpartition(".")[0] in found)
+                if name not in found and (not found.isdisjoint(record.asked) or name.rpartition(".")[0] in found)
             }
             if not more:
                 return found
@@ -383,6 +388,7 @@ class Pace:
         self._ran_ns, self._waited_ns = self._read()
 
     def rest(self) -> None:
+        """Asked after each module."""
         import time
 
         ran_ns, waited_ns = self._read()
@@ -430,7 +436,7 @@ def unowned_generators(recorder: Recorder) -> list[str]:
 
 
 def read_torch_seed() -> str:
-    """How torch's generator stands: "given" a seed by a module, or by torch; "random", as in each fresh process; "used"."""
+    """How torch's generator stands: "given" a seed, "random", as in each fresh process, or "used"."""
     if "torch.random" not in sys.modules:
         return "given"
     return _ask_fork(_judge_torch_seed)  # Nothing of torch runs in the process itself.

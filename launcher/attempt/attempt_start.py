@@ -298,10 +298,10 @@ class Starter:
             return relay.outlets() if relay is not None else Outlets({}, {})
 
         self.signals.replace_torch_handler()
-        spawn = self.warm.take if self.warm is not None and self.warm.begin(self.world_size) else None
+        spawn = self.warm.claim if self.warm is not None and self.warm.begin(self.world_size) else None
         try:
             with environment(changes):
-                store, context = self.elastic.start(number, arguments, place, on_serving, make_outlets, spawn)
+                store, context = self.elastic.start(number, arguments, place, on_serving, make_outlets, spawn=spawn)
                 if self.warm is not None:
                     self.warm.note_environment(os.environ, self.config.checkpoint.resume_env)
         except Exception as error:

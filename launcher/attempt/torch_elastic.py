@@ -54,7 +54,7 @@ Failures = dict[int, Failed]
 """Per global rank."""
 
 Spawn = Callable[[list[str], dict[str, str], Any, Any], Any]
-"""Command line, environment, files for stdout and stderr (None: inherited) → what subprocess.Popen would be, or None."""
+"""Command line, environment, files for stdout and stderr (None: inherited) → what Popen would be, or None."""
 
 make_parser: Callable[[], Any] = torchrun.get_args_parser
 
@@ -252,6 +252,7 @@ class Elastic:
         place: Place | None = None,
         on_serving: Callable[[str, int], object] = lambda address, port: None,
         make_outlets: Callable[[list[int]], Outlets] | None = None,
+        *,
         spawn: Spawn | None = None,
     ) -> tuple[Any, Any]:
         """Start the ranks: returns the store's server, to be kept while they live, and torch's PContext.

@@ -200,8 +200,8 @@ class Loop:
                 poller.register(fileno, zmq.POLLIN)
         if self._opens is not None:
             poller.register(self._opens.fileno(), zmq.POLLIN)
-        if self.warm is not None and (fileno := self.warm.fileno()) is not None:
-            poller.register(fileno, zmq.POLLIN)
+        if self.warm is not None and (answers := self.warm.fileno()) is not None:
+            poller.register(answers, zmq.POLLIN)
         poller.poll(math.ceil(self._patience_s() * 1000))
 
     def _patience_s(self) -> float:

@@ -53,10 +53,6 @@ class ForkedProcess:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, signum)
 
-    def terminate(self) -> None:
-        """By SIGTERM."""
-        self.send_signal(signal.SIGTERM)
-
     def kill(self) -> None:
         """By SIGKILL."""
         self.send_signal(signal.SIGKILL)
@@ -135,7 +131,7 @@ class WarmProcess:
                 theirs.close()
         self._waiting = [(ForkedProcess(pid, ()), ours) for pid, (ours, _) in zip(pids, pairs, strict=True)]
 
-    def take(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> ForkedProcess:
+    def claim(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> ForkedProcess:
         """Have one of those that wait be a rank. Raises WarmError."""
         if not self._waiting:
             raise WarmError("nobody waits")

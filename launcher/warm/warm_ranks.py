@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from guardrun.hooks.warm.imports_report import FILE
+from guardrun.hooks.beat.imports_report import FILE
 from guardrun.launcher.base.terminal_lines import Log
 from guardrun.launcher.warm.warm_process import ForkedProcess, WarmError, WarmProcess
 from guardrun.supervisor.collect.host.memory_limits import MemoryLimits
@@ -91,7 +91,7 @@ class WarmRanks:
             return False
         return True
 
-    def take(
+    def claim(
         self, command: Sequence[str], environment: Mapping[str, str], stdout: Any, stderr: Any
     ) -> ForkedProcess | None:
         """A rank with these files as its output (None: this process's own). None: it is to be started as ever."""
@@ -99,7 +99,7 @@ class WarmRanks:
             return None
         streams = [0, 1 if stdout is None else stdout.fileno(), 2 if stderr is None else stderr.fileno()]
         try:
-            process = self.process.take(command, environment, streams)
+            process = self.process.claim(command, environment, streams)
         except WarmError as error:
             self.give_up(str(error))
             return None

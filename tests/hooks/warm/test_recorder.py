@@ -1,4 +1,4 @@
-"""What a module's code does is done again in whoever is given the module, or it is left out: one process, many modules."""
+"""What a module's code does is done again in whoever is given the module, or it is left out: one process for many."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ MODULES = {
     "logs": "import logging\nlogging.basicConfig(level=10)\n",
     "imports_it": "import plain, reads_rank\n",
     "plain": "X = []\n",
-    "package": "from .part import VALUE\n__getattr__ = lambda name: __import__('package.' + name).lazy if name == 'lazy' else 1\n",
+    "package": "from .part import VALUE\n"
+    "__getattr__ = lambda name: __import__('package.' + name).lazy if name == 'lazy' else 1\n",
     "package.part": "VALUE = 7\n",
     "package.lazy": "",
     "ends": "import atexit\nDONE = []\natexit.register(DONE.append, 1)\n",
@@ -102,10 +103,22 @@ def run(folder: Path, names: list[str], more: str = "") -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(code)
     (folder / "first").mkdir()
-    command = [sys.executable, "-c", CHILD + more + "\nprint(json.dumps(told))\n", str(folder / "modules"), " ".join(names)]
+    command = [
+        sys.executable,
+        "-c",
+        CHILD + more + "\nprint(json.dumps(told))\n",
+        str(folder / "modules"),
+        " ".join(names),
+    ]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(
-        [*command, str(folder / "first")], env=environment, cwd=folder, capture_output=True, text=True, timeout=120
+        [*command, str(folder / "first")],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
@@ -147,7 +160,9 @@ def test_modules_come_back_as_if_for_the_first_time(tmp_path: Path) -> None:
     names = ["package", "ends", "warns", "finds", "sets", "draws", "speaks", "plain", "reads_home", "imports_it"]
     told = run(tmp_path, names, GIVEN)
     assert told["unfit"] == {} and told["hidden"] == [] and told["early"] == []
-    assert not told["lazy"] and sorted(told["with_package"]) == ["package", "package.part"] and told["plain_comes_later"]
+    assert (
+        not told["lazy"] and sorted(told["with_package"]) == ["package", "package.part"] and told["plain_comes_later"]
+    )
     assert all(told[name] for name in ("ends", "warns", "finds", "sets", "draws", "speaks", "plain"))
     assert told["same_spec"] == "SourceFileLoader"
     assert (told["filters"], told["finder"], told["set"]) == (1, "Finder", "x")

@@ -8,7 +8,9 @@ from __future__ import annotations
 import sys
 
 FIRST_MODULES = sorted(sys.modules)
-FIRST_META_PATH = [type(finder).__name__ if not isinstance(finder, type) else finder.__name__ for finder in sys.meta_path]
+FIRST_META_PATH = [
+    type(finder).__name__ if not isinstance(finder, type) else finder.__name__ for finder in sys.meta_path
+]
 
 import os  # noqa: E402
 
@@ -97,8 +99,10 @@ def of_kernel() -> dict[str, object]:
     for signum in range(1, 65):
         answers[f"signal.{signum}"] = str(signal.getsignal(signum)) if signum not in (32, 33) else ""
     answers |= status_lines(
-        ("SigBlk", "SigIgn", "SigCgt", "ShdPnd", "SigPnd", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb", "NoNewPrivs",
-         "Seccomp", "Seccomp_filters", "Cpus_allowed", "Mems_allowed", "Umask", "FDSize", "Groups", "CoreDumping", "THP_enabled",
+        ("SigBlk", "SigIgn", "SigCgt", "ShdPnd", "SigPnd", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
+         "NoNewPrivs",
+         "Seccomp", "Seccomp_filters", "Cpus_allowed", "Mems_allowed", "Umask", "FDSize", "Groups", "CoreDumping",
+         "THP_enabled",
          "Speculation_Store_Bypass", "SpeculationIndirectBranch", "TracerPid", "Uid", "Gid", "Kthread")
     )  # fmt: skip
     return answers
@@ -131,7 +135,10 @@ def of_interpreter() -> dict[str, object]:
         "warnings": [str(entry) for entry in warnings.filters],
         "locale": [locale.setlocale(kind) for kind in range(6)],
         "frames": len(list(iter_frames())),
-        "hooks": [str(getattr(sys, name)).split(" at ")[0] for name in ("excepthook", "displayhook", "unraisablehook", "breakpointhook")],
+        "hooks": [
+            str(getattr(sys, name)).split(" at ")[0]
+            for name in ("excepthook", "displayhook", "unraisablehook", "breakpointhook")
+        ],
         "path": sys.path,
         "path_hooks": [str(hook).split(" at ")[0] for hook in sys.path_hooks],
         "monitoring": [sys.gettrace(), sys.getprofile()],
@@ -140,11 +147,23 @@ def of_interpreter() -> dict[str, object]:
     for name in sys.flags.__match_args__ if hasattr(sys.flags, "__match_args__") else ():
         answers[f"flags.{name}"] = getattr(sys.flags, name)
     for name in (
-        "executable", "prefix", "exec_prefix", "base_prefix", "byteorder", "dont_write_bytecode", "pycache_prefix", "platlibdir",
-        "float_repr_style", "maxsize", "warnoptions", "_xoptions", "hexversion", "api_version", "_git", "implementation", "_base_executable", "version",
+        "executable", "prefix", "exec_prefix", "base_prefix", "byteorder", "dont_write_bytecode", "pycache_prefix",
+        "platlibdir",
+        "float_repr_style", "maxsize", "warnoptions", "_xoptions", "hexversion", "api_version", "_git",
+        "implementation", "_base_executable", "version",
     ):  # fmt: skip
         answers[f"sys.{name}"] = str(getattr(sys, name, None))
-    for name in ("getrecursionlimit", "getswitchinterval", "getfilesystemencoding", "getfilesystemencodeerrors", "getdefaultencoding", "get_int_max_str_digits", "get_coroutine_origin_tracking_depth", "get_asyncgen_hooks", "getdlopenflags"):
+    for name in (
+        "getrecursionlimit",
+        "getswitchinterval",
+        "getfilesystemencoding",
+        "getfilesystemencodeerrors",
+        "getdefaultencoding",
+        "get_int_max_str_digits",
+        "get_coroutine_origin_tracking_depth",
+        "get_asyncgen_hooks",
+        "getdlopenflags",
+    ):
         answers[f"sys.{name}"] = str(getattr(sys, name)())
     for name in ("stdin", "stdout", "stderr"):
         stream = getattr(sys, name)
@@ -152,7 +171,11 @@ def of_interpreter() -> dict[str, object]:
             answers[f"{name}.{part}"] = getattr(stream, part)
         for part in ("seekable", "readable", "writable", "isatty", "fileno"):
             answers[f"{name}.{part}()"] = getattr(stream, part)()
-        answers[f"{name}.kind"] = [type(stream).__name__, type(stream.buffer).__name__, stream is getattr(sys, f"__{name}__")]
+        answers[f"{name}.kind"] = [
+            type(stream).__name__,
+            type(stream.buffer).__name__,
+            stream is getattr(sys, f"__{name}__"),
+        ]
         answers[f"{name}.raw"] = str(getattr(stream.buffer, "raw", stream.buffer)).split(" at ")[0]
     return answers
 
@@ -165,13 +188,12 @@ def iter_frames():
 
 
 def of_imports() -> dict[str, object]:
+    import atexit
     import logging
+    import warnings
 
     import numpy
     import torch
-
-    import atexit
-    import warnings
 
     answers: dict[str, object] = {
         "imported": sorted(sys.modules),
@@ -188,7 +210,11 @@ def of_imports() -> dict[str, object]:
         "torch.deterministic": torch.are_deterministic_algorithms_enabled(),
         "torch.cuda": [torch.cuda.is_available(), torch.cuda._is_in_bad_fork()],
         "torch.debug_level": str(torch.distributed.get_debug_level()),
-        "torch.backends": [torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled, torch.backends.mkl.is_available()],
+        "torch.backends": [
+            torch.backends.cudnn.enabled,
+            torch.backends.mkldnn.enabled,
+            torch.backends.mkl.is_available(),
+        ],
         "torch.parallel": torch.__config__.parallel_info(),
         "torch.sum": torch.ones(1 << 16).sum().item(),
         "numpy.err": numpy.geterr(),
@@ -196,10 +222,26 @@ def of_imports() -> dict[str, object]:
         "save": [torch.save.__module__, torch.save.__qualname__, torch.save is torch.serialization.save],
         "optimizer": str(torch.optim.Optimizer.__module__),
         "specs": sum(getattr(module, "__spec__", None) is None for module in list(sys.modules.values())),
-        "loaders": sorted({type(getattr(getattr(module, "__spec__", None), "loader", None)).__name__ for module in list(sys.modules.values())}),
+        "loaders": sorted(
+            {
+                type(getattr(getattr(module, "__spec__", None), "loader", None)).__name__
+                for module in list(sys.modules.values())
+            }
+        ),
         "threads_now": [thread.name for thread in __import__("threading").enumerate()],
     }
-    for name in ("save", "load", "nn", "optim", "utils", "distributed", "serialization", "Tensor", "autograd", "compile"):
+    for name in (
+        "save",
+        "load",
+        "nn",
+        "optim",
+        "utils",
+        "distributed",
+        "serialization",
+        "Tensor",
+        "autograd",
+        "compile",
+    ):
         answers[f"torch.{name}"] = str(getattr(torch, name))[:80].split(" at ")[0]
     return answers
 
