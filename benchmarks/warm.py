@@ -113,10 +113,10 @@ def main() -> None:
     for ranks in arguments.ranks:
         for warm, restarts in (("auto", arguments.restarts), ("false", arguments.cold_restarts)):
             took, imports = measure(ranks, restarts, warm)
-            median = statistics.median(took)
+            spread = f"{min(took):.2f} to {max(took):.2f}, {len(took)} restarts"
             print(
-                f"{ranks} ranks, warm = {warm}: {median:.2f} s from the stop's order to the last imports' end "
-                f"({min(took):.2f} to {max(took):.2f}, {len(took)} restarts), imports {statistics.median(imports):.2f} s",
+                f"{ranks} ranks, warm = {warm}: {statistics.median(took):.2f} s from the stop's order to the last "
+                f"imports' end ({spread}), imports {statistics.median(imports):.2f} s",
                 flush=True,
             )
 

@@ -115,20 +115,23 @@ class WarmProcess:
     def fork(self, count: int) -> None:
         """Have so many processes forked, which wait to be told what they are. Raises WarmError."""
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
+        pids: list[int] = []
         try:
             request = json.dumps({"launcher": os.getpid()}).encode()
             socket.send_fds(self._socket, [request], [theirs.fileno() for _, theirs in pairs])
             if not _is_readable(self._socket, FORK_S):
                 raise WarmError("it does not answer")
             answer = self.read() or {}
-            pids = answer.get("pids", ())
+            pids = answer.get("pids", [])
             if len(pids) != count:
                 raise WarmError(str(answer.get("useless", "it has ended")))
         except OSError as error:
             raise WarmError(str(error)) from error
         finally:
-            for _, theirs in pairs:
+            for ours, theirs in pairs:
                 theirs.close()
+                if len(pids) != count:
+                    ours.close()
         self._waiting = [(ForkedProcess(pid, ()), ours) for pid, (ours, _) in zip(pids, pairs, strict=True)]
 
     def claim(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> ForkedProcess:
