@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 
 READ_BY_LIBRARIES = (
     "LD_", "MALLOC_", "GLIBC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_", "VECLIB_",
-    "LC_", "LANG", "TZ", "PYTHON", "ATEN_", "PYTORCH_", "TORCH_CPP_", "TORCH_SHOW_", "DNNL_", "ONEDNN_", "RAYON_",
+    "LC_", "LANG", "TZ", "ATEN_", "PYTORCH_", "TORCH_CPP_", "TORCH_SHOW_", "DNNL_", "ONEDNN_", "RAYON_",
     "JEMALLOC", "ARROW_", "OPENSSL_", "SSL_", "KINETO_",
 )  # fmt: skip
-"""Variables that the interpreter or libraries may read as they are loaded, where no recorder sees it."""
+"""Variables that libraries may read as they are loaded, where no recorder sees it."""
 
 
 class _Given:

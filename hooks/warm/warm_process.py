@@ -208,7 +208,7 @@ class Warm:
         own = self._recorder.environ
         differing = {name for name in {**own, **environment} if own.get(name) != environment.get(name)}
         for name in sorted(differing):
-            if name.startswith(READ_BY_LIBRARIES) and name != "PYTHONPATH":
+            if name.startswith((*READ_BY_LIBRARIES, "PYTHON")) and name != "PYTHONPATH":
                 return f"{name} is not what it was"
         for variable, reader in self._readers.items():
             if is_read(variable, differing):
@@ -281,6 +281,8 @@ class Imports:
         if left_out:
             self._exclude(left_out)
             return {"again": len(left_out), "why": dict(list(unfit.items())[:MAX_REASONS])}
+        if name := self._find_set_for_libraries():
+            return {"useless": f"the script sets {name}, which libraries may read as they are loaded"}
         self.torch_seed = read_torch_seed()
         if self.torch_seed not in ("given", "random"):
             return {"useless": "a module draws random numbers as it is imported: all ranks would go on with the same"}
@@ -308,6 +310,14 @@ class Imports:
 
         with open(self._left_out_file, "w", encoding="utf-8") as file:
             file.write(json.dumps(sorted(self._left_out | names)))
+
+    def _find_set_for_libraries(self) -> str:
+        """A variable that the script has set by its first step, and whose readers nobody sees; empty: none."""
+        from guardrun.hooks.warm.stash import READ_BY_LIBRARIES
+
+        effects = [effect for record in self._recorder.records.values() for effect in record.effects]
+        own = {effect.name for effect in effects if hasattr(effect, "name")}
+        return next((name for name in self._changed if name.startswith(READ_BY_LIBRARIES) and name not in own), "")
 
     def have_changed(self) -> bool:
         """Whether a file that a module came from is not what it was."""
