@@ -71,6 +71,8 @@ class Heartbeat:
         """Timeouts of groups."""
         self._has_told = rank.global_rank != 0
         """What it computes with."""
+        self._environ = dict(os.environ) if rank.settings.get("warm") and os.environ.get("LOCAL_RANK") == "0" else None
+        """As it was at the start, until a warm process has been told what this rank imports; None: none is to be."""
         self._examiner: Examiner | None = None
         """None until a person asks for something."""
 
@@ -155,6 +157,18 @@ class Heartbeat:
         self._send("Beat", beat)
         if words[Field.STEP]:
             self._tell_environment()
+            if self._environ is not None:
+                self._tell_imports(self._environ)
+
+    def _tell_imports(self, before: dict[str, str]) -> None:
+        self._environ = None
+        try:
+            with self._rank.import_lock:
+                from guardrun.hooks.beat import imports_report
+
+            imports_report.write(self._rank, before)
+        except Exception as error:
+            self._rank.fail("imports", error)
 
     def _tell_environment(self) -> None:
         """Once, by one rank, when there has been a step: by then all is imported and set.

@@ -64,8 +64,31 @@ def _warn(error):  # type: (BaseException) -> None
         pass
 
 
+def _wait_to_be_rank(number):  # type: (str) -> None
+    """Hold this process as the node's warm one (hooks/warm/warm_process.py): what returns is a rank, forked of it."""
+    fresh = frozenset(sys.modules)
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    root = os.path.dirname(folder) if os.path.basename(folder) == "guardrun" else os.path.join(folder, "src")
+    before = list(sys.path)
+    sys.path.append(root)
+    is_rank = False
+    try:
+        from guardrun.hooks.warm.warm_process import wait
+
+        sys.path[:] = before
+        wait(number, fresh)
+        is_rank = True
+    finally:
+        if not is_rank:
+            # The script must not run here.
+            os._exit(1)
+
+
 _settings = None
 _leave_path()
+_warm = os.environ.pop("GUARDRUN_WARM", None)
+if _warm is not None:
+    _wait_to_be_rank(_warm)
 try:
     _settings = _take_settings()
 except Exception as _error:

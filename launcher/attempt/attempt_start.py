@@ -28,6 +28,7 @@ from guardrun.launcher.base.signals import Interrupted, Signals, spared_signals
 from guardrun.launcher.base.socket_folder import ensure_socket_folder
 from guardrun.launcher.base.terminal_lines import Log, print_line
 from guardrun.launcher.creation.run_creation import OpenRun
+from guardrun.launcher.warm.warm_ranks import WarmRanks
 from guardrun.supervisor.config import Config, fill_placeholders
 from guardrun.supervisor.engine.model.events import Checkpoint
 from guardrun.supervisor.wire.control_messages import Start
@@ -181,6 +182,7 @@ def hook_environment(
         "eval": run.file.config.get("live", {}).get("eval") is True,
         "jit": _saves_in_time(run),
         "snapshots": _snapshots(run),
+        **({"warm": True} if run.file.config.get("launcher", {}).get("warm") else {}),
         "notices": spared_signals(run.file.config.get("preemption", {}), environ),
         **({"held": list(held)} if held else {}),
         **({"skips": skips} if skips else {}),
@@ -288,6 +290,7 @@ class Starter:
     config: Config
     signals: Signals
     log: Log
+    warm: WarmRanks | None = None
 
     @property
     def world_size(self) -> int:
@@ -322,9 +325,12 @@ class Starter:
             return relay.outlets() if relay is not None else Outlets({}, {})
 
         self.signals.replace_torch_handler()
+        spawn = self.warm.claim if self.warm is not None and self.warm.begin(self.world_size) else None
         try:
             with environment(changes):
-                store, context = self.elastic.start(number, arguments, place, on_serving, make_outlets)
+                store, context = self.elastic.start(number, arguments, place, on_serving, make_outlets, spawn=spawn)
+                if self.warm is not None:
+                    self.warm.note_environment(os.environ, self.config.checkpoint.resume_env)
         except Exception as error:
             if relay is not None:
                 relay.close()
@@ -334,6 +340,8 @@ class Starter:
             raise StartError(str(error) if is_own_words else f"{type(error).__name__}: {error}") from error
         finally:
             self.signals.handle_again()
+            if self.warm is not None:
+                self.warm.finish()
         if relay is not None and not plan.are_ranks_functions:  # these open theirs when torch calls them
             relay.begin()
         node = self.run.file.node

@@ -16,8 +16,8 @@ import inspect
 import os
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from torch.distributed import TCPStore
 from torch.distributed.elastic.agent.server.api import Worker, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import LogsSpecs
+from torch.distributed.elastic.multiprocessing.subprocess_handler.subprocess_handler import SubprocessHandler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
 from guardrun.hooks.startup.spawned_functions import OUTLETS
@@ -51,6 +52,9 @@ class Failed(NamedTuple):
 
 Failures = dict[int, Failed]
 """Per global rank."""
+
+Spawn = Callable[[list[str], dict[str, str], Any, Any], Any]
+"""Command line, environment, files for stdout and stderr (None: inherited) → what Popen would be, or None."""
 
 make_parser: Callable[[], Any] = torchrun.get_args_parser
 
@@ -248,12 +252,14 @@ class Elastic:
         place: Place | None = None,
         on_serving: Callable[[str, int], object] = lambda address, port: None,
         make_outlets: Callable[[list[int]], Outlets] | None = None,
+        *,
+        spawn: Spawn | None = None,
     ) -> tuple[Any, Any]:
         """Start the ranks: returns the store's server, to be kept while they live, and torch's PContext.
 
         place: this node's part in a job of several nodes; where the store is served elsewhere, None is returned for it.
         on_serving: called with address and port as soon as it is served here. make_outlets: where ranks' output goes
-        that torch would have them inherit, given these local ranks.
+        that torch would have them inherit, given these local ranks. spawn: asked for each rank's process.
         Must be called from the main thread: ranks die with the thread that started them (PDEATHSIG).
         Raises what the process layer raises, OSError mostly; some ranks may then be running.
         """
@@ -283,7 +289,8 @@ class Elastic:
         self._logs.make_outlets, self._logs.are_told = make_outlets, self.plan.are_ranks_functions
         self._stop_helpers()
         try:
-            agent._start_workers(group)
+            with _spawned_by(spawn):
+                agent._start_workers(group)
         finally:
             # The caller's is the only reference: a server still there when the next attempt asks for the same port
             # would be shared (multi_tenant), its old keys too.
@@ -361,6 +368,25 @@ class Elastic:
         except OSError:
             return "localhost"
         return str(name)
+
+
+@contextmanager
+def _spawned_by(spawn: Spawn | None) -> Iterator[None]:
+    """Have torch's process layer ask for each process meanwhile; None as the answer: it executes one, as ever."""
+    if spawn is None:
+        yield
+        return
+    original = SubprocessHandler._popen
+
+    def _popen(self: Any, args: Any, env: Any) -> Any:
+        process = spawn(list(args), env, self._stdout, self._stderr)
+        return original(self, args, env) if process is None else process
+
+    SubprocessHandler._popen = _popen
+    try:
+        yield
+    finally:
+        SubprocessHandler._popen = original
 
 
 def _serve(port: int) -> Any:

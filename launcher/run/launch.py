@@ -53,6 +53,7 @@ from guardrun.launcher.run.job_nodes import (
 from guardrun.launcher.run.launcher_loop import Loop, Starts
 from guardrun.launcher.run.preflight import Preflight
 from guardrun.launcher.run.start_failure import Asked, begin, refuse_quarantined, tell_waiting
+from guardrun.launcher.warm.warm_ranks import WarmRanks, takes_warm_ranks
 from guardrun.supervisor.base.node_state import state_folder
 from guardrun.supervisor.base.own_files import make_folders
 from guardrun.supervisor.config import Config, ConfigError, load_config
@@ -235,7 +236,9 @@ class Launch:
     def _run_ranks(self, run: OpenRun, config: Config, plan: torch_elastic.Plan, signals: Signals) -> int:
         log = Log(run.path)
         layer = torch_elastic.Elastic(plan, config.restart.max_restarts, signals.run)
-        loop = make_loop(Loop, run, config, Starter(layer, run, config, signals, log), signals, log=log)
+        warm = make_warm(run, config, plan, log)
+        loop = make_loop(Loop, run, config, Starter(layer, run, config, signals, log, warm), signals, log=log)
+        loop.warm = warm
         loop.shutdown_timeout_s = shutdown_timeout_s(plan.config)
         status = self._supervise(loop, config, plan.config)
         if isinstance(loop.attempt, LocalAttempt):
@@ -289,6 +292,8 @@ class Launch:
             status = loop.go()
         finally:
             self._end_preflight()
+            if loop.warm is not None:
+                loop.warm.close()
             with suppress(OSError):  # No descriptor for /proc: training's own end stands all the same.
                 loop.sweeper.sweep()
             is_all_written = supervision.finish()
@@ -329,6 +334,14 @@ def make_loop(kind: type[Loop], run: OpenRun, config: Config, starter: Starts, s
         linger_s=config.launcher.linger_s,
         is_first_ordered=run.is_continued or config.checkpoint.resume_first or run.file.fleet is not None,
     )
+
+
+def make_warm(run: OpenRun, config: Config, plan: torch_elastic.Plan, log: Log) -> WarmRanks | None:
+    """None where the user wants none, or ranks are no plain Pythons."""
+    if not config.launcher.warm or not takes_warm_ranks(plan.entrypoint, plan.arguments):
+        return None
+    command = [str(plan.entrypoint), *map(str, plan.arguments)]
+    return WarmRanks(command, Path(run.file.socket_dir), config.launcher.warm_free_mb << 20, log)
 
 
 def shutdown_timeout_s(settings: Any) -> float:

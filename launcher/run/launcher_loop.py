@@ -31,6 +31,7 @@ from guardrun.launcher.control.control_channel import Order
 from guardrun.launcher.control.fallback import find_newest
 from guardrun.launcher.control.supervision import Supervision
 from guardrun.launcher.creation.run_creation import OpenRun
+from guardrun.launcher.warm.warm_ranks import WarmRanks
 from guardrun.supervisor.engine.model.events import Checkpoint, Rank
 from guardrun.supervisor.wire.control_messages import (
     Exited,
@@ -92,6 +93,8 @@ class Loop:
     """What ranks that ended well have left running is given so long."""
     poll_s: float = RESULT_POLL_S
     """How often attempts that need it are polled."""
+    warm: WarmRanks | None = None
+    """None: ranks are never forked."""
     is_over: bool = True
     """Nothing of the last attempt is alive."""
     stopped_by_us: list[int] = field(default_factory=list)
@@ -180,6 +183,9 @@ class Loop:
         if self.supervision.is_given_up and (own := self._own_order()) is not None:
             self._obey(own, now_s)
         self._advance_stop(now_s)
+        if self.warm is not None:
+            is_training = self._stopping is None and not self.is_over
+            self.warm.turn(now_s, is_training=is_training)
         self._reap()
         if self.run.ownership is not None:
             self.run.ownership.touch(self.log.put)
@@ -194,6 +200,8 @@ class Loop:
                 poller.register(fileno, zmq.POLLIN)
         if self._opens is not None:
             poller.register(self._opens.fileno(), zmq.POLLIN)
+        if self.warm is not None and (answers := self.warm.fileno()) is not None:
+            poller.register(answers, zmq.POLLIN)
         poller.poll(math.ceil(self._patience_s() * 1000))
 
     def _patience_s(self) -> float:
@@ -210,7 +218,8 @@ class Loop:
 
     def _helpers(self) -> set[int]:
         """Children of this process that are no part of training."""
-        return self.supervision.pids() | (self.attempt.helpers() if self.attempt is not None else set())
+        helpers = self.supervision.pids() | (self.attempt.helpers() if self.attempt is not None else set())
+        return helpers | (self.warm.pids() if self.warm is not None else set())
 
     def _status(self, now_s: float) -> int | None:
         """guardrun's exit status, once the run is over."""
@@ -235,6 +244,8 @@ class Loop:
     def _tell_exit(self, rank: Rank, exitcode: int) -> None:
         self._exitcodes[rank.global_rank] = exitcode
         at_ns, number = time.monotonic_ns(), self.number
+        if self.warm is not None and self._stopping is None:
+            self.warm.note_exit(rank.pid, exitcode)
         self.log.write("rank_exited", attempt=number, rank=rank.global_rank, pid=rank.pid, exitcode=exitcode)
         self.supervision.send_fact(
             lambda seq: Exited(

@@ -97,6 +97,10 @@ class LauncherTable(_Table, frozen=True, kw_only=True):
     """What training left running when it ended well (an upload) is given so long; 0: it is told to end at once."""
     keep_stderr: bool = True
     """Keep the end of what ranks write to a stderr that is no file, which a process between passes on."""
+    warm: Literal["auto"] | bool = False
+    """Ranks of the next attempt are forked from a process that has imported what the script imports."""
+    warm_free_mb: Count = 4096
+    """With less memory left there is none."""
 
 
 class HangTable(_Table, frozen=True, kw_only=True):

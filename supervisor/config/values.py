@@ -72,6 +72,7 @@ _WORDS: dict[Any, str] = {
     float: "a number",
     str: "a string",
     list[str]: 'a list of strings, as in ["a", "b"]',
+    Literal["auto"] | bool: '"auto" or false',
     bool | list[str]: 'true, false, or a list of strings, as in ["a", "b"]',
     dict[str, str]: 'a table of strings, as in { NAME = "value" }',
 }
@@ -138,6 +139,7 @@ def parse_text(table: str, key: str, text: str) -> Any:
     base, _ = _split(KEYS[table][key])
     parsers: dict[Any, Callable[[str], Any]] = {
         bool: _parse_bool,
+        Literal["auto"] | bool: _parse_bool,
         list[str]: _parse_words,
         bool | list[str]: _parse_bool_or_words,
     }

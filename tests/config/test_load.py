@@ -66,7 +66,7 @@ def test_nothing_configured_is_the_contracts_defaults(cwd: Path) -> None:
             "snapshot_gb": 16.0,
         },
         "restart": {"max_restarts": 10, "max_no_progress": 3, "stop_grace_s": 10.0, "gpu_memory_s": 20.0},
-        "launcher": {"agent": "guardrun", "linger_s": 60.0, "keep_stderr": True},
+        "launcher": {"agent": "guardrun", "linger_s": 60.0, "keep_stderr": True, "warm": False, "warm_free_mb": 4096},
         "hang": {},
         "policy": {"act": True, "responses": {}},
         "gc": {"policy": "off", "every_steps": 100},

@@ -1,0 +1,168 @@
+"""When this node has a warm process, and which ranks come of it. docs/warm-ranks.md has the rules.
+
+Whatever goes wrong here is written to the log once, and ranks are started as ever: it is never a run's error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from guardrun.hooks.beat.imports_report import FILE
+from guardrun.launcher.base.terminal_lines import Log
+from guardrun.launcher.warm.warm_process import ForkedProcess, WarmError, WarmProcess
+from guardrun.supervisor.collect.host.memory_limits import MemoryLimits
+
+TRIES = 4
+"""Processes that are started until one has imported nothing that it must not."""
+TRIAL_S = 20.0
+"""A rank that fails within so long after it was forked may have failed for that."""
+LOOK_EVERY_S = 5.0
+"""At the memory that is left."""
+LEFT_OUT_FILE = "imports-left-out.json"
+REFUSED_FILE = "warm-refused"
+"""A rank that has begun anew, cold, says why."""
+
+
+def takes_warm_ranks(entrypoint: object, arguments: Sequence[str]) -> bool:
+    """Whether ranks are plain Pythons: `python -u SCRIPT` or `python -u -m MODULE`, as torchrun starts them."""
+    return entrypoint == os.environ.get("PYTHON_EXEC", sys.executable) and list(arguments[:1]) == ["-u"]
+
+
+@dataclass
+class WarmRanks:
+    """Of a run, on this node."""
+
+    command: list[str]
+    """A rank's, without what makes it resume."""
+    sockets: Path
+    free_bytes: int
+    log: Log
+    process: WarmProcess | None = None
+    is_ready: bool = False
+    is_over: bool = False
+    """There is none any more in this run."""
+    _environment: dict[str, str] = field(default_factory=dict)
+    """Of ranks, but for what is each one's own."""
+    _tries: int = 0
+    _looked_s: float = 0.0
+    _began: dict[int, float] = field(default_factory=dict)
+    """Per pid of a rank that was forked, when."""
+
+    def note_environment(self, environment: Mapping[str, str], own: Mapping[str, object]) -> None:
+        """What an attempt's ranks are started with. own: what is theirs alone."""
+        self._environment = {name: value for name, value in environment.items() if name not in own}
+
+    def turn(self, now_s: float, *, is_training: bool) -> None:
+        """Start it once a rank has said what it imports; end it where memory ends; read its answers."""
+        if self.is_over:
+            return
+        if (why := self._read_refusal()) or (why := self._short_of_memory(now_s)):
+            self.give_up(why)
+        elif self.process is None:
+            if is_training and (self.sockets / FILE).exists():
+                self._start()
+        elif (answer := self.process.read()) is not None:
+            self._note(answer)
+
+    def fileno(self) -> int | None:
+        """Readable when there is an answer."""
+        return None if self.process is None else self.process.fileno()
+
+    def pids(self) -> set[int]:
+        """The process, which is no part of training."""
+        return set() if self.process is None else {self.process.pid}
+
+    def begin(self, count: int) -> bool:
+        """Have an attempt's ranks forked, to be taken one after the other. False: they are to be started as ever."""
+        self._began = {}
+        if self.process is None or not self.is_ready or self._read_refusal():
+            return False
+        try:
+            self.process.fork(count)
+        except WarmError as error:
+            self.give_up(str(error))
+            return False
+        return True
+
+    def claim(
+        self, command: Sequence[str], environment: Mapping[str, str], stdout: Any, stderr: Any
+    ) -> ForkedProcess | None:
+        """A rank with these files as its output (None: this process's own). None: it is to be started as ever."""
+        if self.process is None or not self.is_ready:
+            return None
+        streams = [0, 1 if stdout is None else stdout.fileno(), 2 if stderr is None else stderr.fileno()]
+        try:
+            process = self.process.claim(command, environment, streams)
+        except WarmError as error:
+            self.give_up(str(error))
+            return None
+        self._began[process.pid] = time.monotonic()
+        return process
+
+    def finish(self) -> None:
+        """The attempt has been started."""
+        if self.process is not None:
+            self.process.dismiss()
+        if self._began:
+            self.log.write("warm_ranks_started", pids=list(self._began))
+
+    def note_exit(self, pid: int, exitcode: int) -> None:
+        """A rank has ended by itself."""
+        began_s = self._began.pop(pid, None)
+        if began_s is not None and exitcode and time.monotonic() - began_s < TRIAL_S:
+            self.give_up(f"a rank that was forked ended with {exitcode} within {TRIAL_S:g} s")
+
+    def give_up(self, why: str) -> None:
+        """From now on all ranks are started as ever."""
+        if not self.is_over:
+            self.log.write("warm_given_up", why=why)
+        self.is_over = True
+        self.close()
+
+    def close(self) -> None:
+        """End the process, if there is one."""
+        process, self.process, self.is_ready = self.process, None, False
+        if process is not None:
+            process.close()
+
+    def _start(self) -> None:
+        self._tries += 1
+        asked = {"imports": str(self.sockets / FILE), "left_out": str(self.sockets / LEFT_OUT_FILE)}
+        try:
+            self.process = WarmProcess(self.command, self._environment, asked)
+        except OSError as error:
+            self.give_up(str(error))
+            return
+        self.log.write("warm_started", pid=self.process.pid)
+
+    def _note(self, answer: dict[str, Any]) -> None:
+        if ready := answer.get("ready"):
+            self.is_ready = True
+            memory_mb = ready.pop("memory_bytes", 0) >> 20
+            self.log.write("warm_ready", memory_mb=memory_mb, **ready)
+        elif answer.get("again") and self._tries < TRIES:
+            self.log.write("warm_leaves_out", modules=answer["again"], why=answer.get("why"))
+            self.close()
+        else:
+            self.give_up(str(answer.get("useless") or answer.get("why") or "the warm process has ended"))
+
+    def _read_refusal(self) -> str:
+        with suppress(OSError):
+            return (self.sockets / REFUSED_FILE).read_text("utf-8", "replace")[:500]
+        return ""
+
+    def _short_of_memory(self, now_s: float) -> str:
+        if now_s - self._looked_s < LOOK_EVERY_S:
+            return ""
+        self._looked_s = now_s
+        nearest = MemoryLimits().nearest(os.getpid(), {})
+        if nearest is None or nearest.room >= self.free_bytes:
+            return ""
+        return f"{nearest.room >> 20} MB of memory are left, less than [launcher] warm_free_mb"

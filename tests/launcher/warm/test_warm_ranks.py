@@ -1,0 +1,143 @@
+"""Whatever goes wrong with the warm process, ranks are started as ever, and it is written down once."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from guardrun.launcher.base.terminal_lines import Log
+from guardrun.launcher.warm.warm_process import ForkedProcess, WarmError, WarmProcess
+from guardrun.launcher.warm.warm_ranks import LEFT_OUT_FILE, TRIES, WarmRanks, takes_warm_ranks
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.cold
+
+
+class Lines:
+    """Instead of guardrun.log."""
+
+    def __init__(self) -> None:
+        self.written: list[tuple[str, dict[str, Any]]] = []
+
+    def write(self, event: str, **fields: Any) -> None:
+        self.written.append((event, fields))
+
+    def reasons(self) -> list[str]:
+        return [fields["why"] for event, fields in self.written if event == "warm_given_up"]
+
+
+def make(folder: Path, code: str = "", free_bytes: int = 0) -> tuple[WarmRanks, Lines]:
+    """Ranks whose warm process is a Python that runs this code."""
+    (folder / "imports.json").touch()
+    lines = Lines()
+    ranks = WarmRanks([sys.executable, "-c", code], folder, free_bytes, cast("Log", lines))
+    ranks.note_environment(os.environ, {})
+    return ranks, lines
+
+
+def answering(text: str) -> str:
+    return (
+        "import os, socket\n"
+        "channel = socket.socket(fileno=int(os.environ['GUARDRUN_WARM']))\n"
+        f"channel.recv(9999)\nchannel.send({text.encode()!r})\nchannel.recv(9999)\n"
+    )
+
+
+def turn_until_over(ranks: WarmRanks) -> None:
+    def turn() -> bool:
+        ranks.turn(0.0, is_training=True)
+        return ranks.is_over
+
+    wait_until(turn, 30, "it to be given up")
+    assert ranks.pids() == set() and not ranks.begin(2)
+
+
+def test_one_that_ends_at_once_is_given_up_with_a_word(tmp_path: Path) -> None:
+    ranks, lines = make(tmp_path, "raise SystemExit(3)")
+    turn_until_over(ranks)
+    ranks.turn(9.0, is_training=True)
+    assert lines.reasons() == ["the warm process has ended"]
+
+
+def test_one_that_says_why_it_is_of_no_use_is_quoted(tmp_path: Path) -> None:
+    ranks, lines = make(tmp_path, answering('{"useless": "no reason"}'))
+    turn_until_over(ranks)
+    assert lines.reasons() == ["no reason"]
+
+
+def test_leaving_out_has_an_end(tmp_path: Path) -> None:
+    ranks, lines = make(tmp_path, answering('{"again": 1, "why": {"m": "it starts a thread"}}'))
+    turn_until_over(ranks)
+    assert [event for event, _ in lines.written].count("warm_started") == TRIES
+    assert lines.reasons() == ["{'m': 'it starts a thread'}"]
+    assert not (tmp_path / LEFT_OUT_FILE).exists()
+
+
+def test_none_is_started_where_memory_is_short_or_nobody_trains(tmp_path: Path) -> None:
+    ranks, lines = make(tmp_path, "", free_bytes=1 << 60)
+    ranks.turn(0.0, is_training=False)
+    assert ranks.pids() == set() and not ranks.is_over
+    ranks.turn(100.0, is_training=True)
+    assert ranks.is_over and "warm_free_mb" in lines.reasons()[0]
+
+
+def test_one_that_does_not_fork_is_given_up(tmp_path: Path) -> None:
+    ranks, lines = make(tmp_path, answering('{"ready": {"modules": 1}}'))
+
+    def is_ready() -> bool:
+        ranks.turn(0.0, is_training=True)
+        return ranks.is_ready
+
+    wait_until(is_ready, 30, "it to be ready")
+    assert not ranks.begin(2) and ranks.is_over
+    assert lines.reasons() == ["it has ended"]
+
+
+def test_a_rank_that_falls_soon_after_its_fork_is_the_last(tmp_path: Path) -> None:
+    ranks, lines = make(tmp_path)
+    ranks._began = {7: 1e12, 8: 1e12}
+    ranks.note_exit(7, 0)
+    assert not ranks.is_over
+    ranks.note_exit(8, -11)
+    assert ranks.is_over and "ended with -11" in lines.reasons()[0]
+
+
+def test_only_plain_pythons_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert takes_warm_ranks(sys.executable, ["-u", "train.py"])
+    assert not takes_warm_ranks("train.sh", ["-u"])
+    assert not takes_warm_ranks(len, ["-u"])
+    monkeypatch.setenv("PYTHON_EXEC", "/opt/python")
+    assert not takes_warm_ranks(sys.executable, ["-u", "train.py"])
+
+
+def test_a_forked_process_is_waited_for_as_subprocess_does() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    forked = ForkedProcess(child.pid, ["x"])
+    assert forked.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        forked.wait(0.01)
+    forked.kill()
+    assert forked.wait(30) == -9 and forked.poll() == -9
+    child.returncode = -9
+
+
+def test_its_socket_has_no_name_that_a_neighbour_could_know(tmp_path: Path) -> None:
+    process = WarmProcess([sys.executable, "-c", "import time; time.sleep(60)"], dict(os.environ), {})
+    try:
+        with socket.socket(fileno=os.dup(process.fileno())) as ours:
+            assert (ours.getsockname(), ours.getpeername()) == ("", "")
+    finally:
+        process.close()
+
+
+def test_nobody_waits_where_nothing_was_forked(tmp_path: Path) -> None:
+    process = WarmProcess([sys.executable, "-c", ""], dict(os.environ), {})
+    with pytest.raises(WarmError):
+        process.claim([], {}, [])
+    process.close()
