@@ -308,7 +308,8 @@ class SaveGate:
 
 def _codes_of(error: BaseException) -> set[Any]:
     """The code objects of the functions through which an exception has come."""
-    codes, trace = set(), error.__traceback__
+    codes: set[Any] = set()
+    trace = error.__traceback__
     while trace is not None and len(codes) < MAX_FRAMES:
         codes.add(trace.tb_frame.f_code)
         trace = trace.tb_next

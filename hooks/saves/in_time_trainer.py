@@ -1,7 +1,7 @@
 """transformers' Trainer, asked to save in time: `checkpoint-N`, as it writes it itself, by one rank for all.
 
-Its own functions write weights, optimizer and scheduler, through a copy of it that takes itself for rank 0's. Left out is
-what needs the other ranks, and what is more than a checkpoint: barriers, sums over ranks, rotation, uploads, callbacks.
+Its own functions write weights, optimizer and scheduler, through a copy of it that takes itself for rank 0's. Left out
+is what needs other ranks, and what is more than a checkpoint: barriers, sums over ranks, rotation, uploads, callbacks.
 Every rank's random states are those after its last step (random_states.py), evaluation included.
 """
 
@@ -36,9 +36,7 @@ OWN = (
 )
 """Methods that have to be the Trainer's own: who overrides one keeps, or does, something else."""
 SAVES = "_save_checkpoint"
-CARD = frozenset(
-    "args hub_model_id Path output_dir name split create_model_card super _save_checkpoint __class__".split()
-)
+CARD = {"args", "hub_model_id", "Path", "output_dir", "name", "split", "create_model_card", "super", SAVES, "__class__"}
 """Names in an override of that which writes a model card, and nothing else (TRL's)."""
 WEIGHTS = {
     f"{name}{ending}"
@@ -57,12 +55,12 @@ AFTER = "_maybe_log_save_evaluate"
 
 def find_trainer(kind: type) -> Any:
     """The Trainer in one of whose methods a callback was called; None where there is none."""
-    frame = sys._getframe(1)
+    frame: Any = sys._getframe(1)
     while frame is not None:
         found = frame.f_locals.get("self")
         if isinstance(found, kind):
             return found
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None
 
 
@@ -83,7 +81,9 @@ class TrainerSave:
         self._trainer = weakref.ref(trainer)
         self.step = 0
         self._pulses = self._tokens = 0
-        """Of the last step that is finished: the board's count, and the tokens seen."""
+        """Of the last step that is finished: the board's count, and the tokens seen; …"""
+        self._flops = (0.0, 0.0)
+        """… and what was computed: by all ranks when this was last summed up, and by this one since."""
         kind = module.Trainer
         self._places = {getattr(kind, name).__code__ for name in PLACES if hasattr(kind, name)}
         self._after = getattr(kind, AFTER).__code__
@@ -99,6 +99,8 @@ class TrainerSave:
             return
         self.step, self._pulses = state.global_step, self._rank.pace.pulses
         self._tokens = state.num_input_tokens_seen
+        trainer = self._trainer()
+        self._flops = (state.total_flos, trainer.current_flos if trainer is not None else 0.0)
         self._buffers.note()
         self._random.write(self.step)
 
@@ -148,8 +150,7 @@ class TrainerSave:
                 is_local_process_zero=True,
                 is_world_process_zero=True,
                 num_input_tokens_seen=self._tokens,
-                # The sum over ranks needs them; where inputs are alike, it is this.
-                total_flos=trainer.state.total_flos + trainer.current_flos * self._world(),
+                total_flos=self._total_flops(trainer.state.total_flos),
                 stateful_callbacks=callbacks,
             )
             state.save_to_json(os.path.join(beside, module.TRAINER_STATE_NAME))
@@ -157,6 +158,11 @@ class TrainerSave:
             if not names & WEIGHTS or not names.issuperset(STATES):
                 raise NotSaved(f"it has written nothing but {', '.join(sorted(names))}"[:MAX_WHY_CHARS])
         return path
+
+    def _total_flops(self, now: float) -> float:
+        """As after the last step. The sum over ranks would need them; where inputs are alike, it is this."""
+        summed, since = self._flops
+        return now if now != summed else summed + since * self._world()
 
     def _world(self) -> int:
         return self._rank.world_size

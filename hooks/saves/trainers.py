@@ -116,7 +116,39 @@ def install_lightning(module: Any, rank: Rank) -> None:
     class GuardrunSave(base):  # type: ignore[misc]  # a class of a library that is not imported here
         """Asks guardrun once a batch, at the same one on all ranks."""
 
+        saver: Any = None
+        """While it fits, where a rank may save for all."""
+
+        def on_train_start(self, trainer: Any, *args: Any) -> None:
+            try:
+                self.saver = _lightning_saver(trainer, base, rank)
+                attach(rank, self.saver)
+            except Exception as error:
+                rank.fail("lightning", error)
+
+        def on_train_end(self, *args: Any) -> None:
+            self.saver = None
+            detach(rank)
+
+        def on_before_optimizer_step(self, *args: Any) -> None:
+            if self.saver is not None and rank.in_time is not None:
+                rank.in_time.pass_closure()
+
+        def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+            # Right after this the Trainer takes apart what is to be saved.
+            if self.saver is not None and rank.in_time is not None:
+                rank.in_time.hold(exception)
+                self.saver = None
+                detach(rank)
+
         def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                if self.saver is not None:
+                    self.saver.on_batch_end(trainer)
+            except Exception as error:
+                self.saver = None
+                detach(rank)
+                rank.fail("lightning", error)
             try:
                 folder = folder_of(trainer)
                 if folder and rank.checkpoint_is_due():
@@ -133,6 +165,19 @@ def install_lightning(module: Any, rank: Rank) -> None:
         return load
 
     replace(module, "_load_external_callbacks", wrap)
+
+
+def _lightning_saver(trainer: Any, callback: Any, rank: Rank) -> Any:
+    """What saves in time for the Trainer that begins to fit; None where that is not wanted, or of no use."""
+    folder = folder_of(trainer)
+    if not folder or not rank.settings.get("jit", True):
+        return None
+    from guardrun.hooks.saves.in_time_lightning import LightningSave, has_reason
+
+    if not has_reason(trainer, rank):
+        return None
+    package = callback.__module__.partition(".callbacks")[0]
+    return LightningSave(rank, trainer, package, folder)
 
 
 def folder_of(trainer: Any) -> str:
