@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from guardrun.hooks.wire.examinations import SAVE_PREFIX
+
 ROOM = 1.1
 """So much more than its tensors take has to be free."""
 SPARE_BYTES = 64 << 20
@@ -22,33 +24,30 @@ class NotSaved(Exception):
 
 
 @contextmanager
-def written_beside(path: str, why_no_more: Callable[[], str], *, is_folder: bool) -> Iterator[str]:
-    """A name to write to, which becomes path in the end; removed where it does not. Raises NotSaved, OSError.
+def written_beside(path: str, why_no_more: Callable[[], str]) -> Iterator[str]:
+    """A free name in an empty folder; what is written there becomes path in the end. Raises NotSaved, OSError.
 
-    Its name is one that no trainer takes for a checkpoint, and no upload of a folder takes along.
+    The folder lies beside path, and is removed. Its name is one that no trainer takes for a checkpoint, no upload takes
+    along, and guardrun looks not into (supervisor/checkpoints/search.py): where the rank is killed, it stays.
     """
-    folder, name = os.path.split(path)
-    beside = os.path.join(folder, f"_guardrun-{os.getpid()}-{name}.part")
-    os.makedirs(folder, exist_ok=True)
-    if os.path.lexists(path):
-        raise NotSaved(f"{name} is there already")
-    if is_folder:
-        os.mkdir(beside)
-    else:
-        os.close(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
+    parent, name = os.path.split(path)
+    os.makedirs(parent, exist_ok=True)
+    _check_free(path)
+    folder = os.path.join(parent, f"{SAVE_PREFIX}{os.getpid()}.part")
+    os.mkdir(folder)
     try:
-        yield beside
+        yield os.path.join(folder, name)
         if why := why_no_more():
             raise NotSaved(why)
-        if os.path.lexists(path):
-            raise NotSaved(f"{name} is there already")
-        os.rename(beside, path)
-    except BaseException:
-        if is_folder:
-            shutil.rmtree(beside, ignore_errors=True)
-        else:
-            os.unlink(beside)
-        raise
+        _check_free(path)
+        os.rename(os.path.join(folder, name), path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _check_free(path: str) -> None:
+    if os.path.lexists(path):
+        raise NotSaved(f"{os.path.basename(path)} is there already")
 
 
 def check_room(folder: str, model: Any, optimizers: list[Any]) -> None:

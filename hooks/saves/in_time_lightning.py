@@ -89,7 +89,7 @@ class LightningSave:
             raise NotSaved("its Trainer is gone")
         path = os.path.join(os.path.abspath(self._folder), f"guardrun-epoch={self._epoch}-step={self.step}.ckpt")
         check_room(self._folder, trainer.lightning_module, trainer.optimizers)
-        with written_beside(path, why_no_more, is_folder=False) as beside:
+        with written_beside(path, why_no_more) as beside:
             checkpoint = trainer._checkpoint_connector.dump_checkpoint(False)
             self._set_back(checkpoint)
             sys.modules["torch"].save(checkpoint, beside)
@@ -129,8 +129,15 @@ def _why_never(trainer: Any, package: str, folder: str) -> str:
         return "its module takes the optimizer's steps itself"
     if len(trainer.optimizers) != 1:
         return "it has several optimizers"
+    if not any(_saves_within_epochs(one) for one in trainer.checkpoint_callbacks):
+        return "its ModelCheckpoint saves at the ends of epochs, and its data would begin anew"
     if getattr(trainer.checkpoint_callback, "save_weights_only", False):
         return "its ModelCheckpoint saves nothing but weights"
     if "://" in folder:
         return "its checkpoints lie in no folder of this machine"
     return ""
+
+
+def _saves_within_epochs(callback: Any) -> bool:
+    """Whether its user resumes within epochs anyway: Lightning then begins with the epoch's first batch."""
+    return bool(getattr(callback, "_every_n_train_steps", 0) or getattr(callback, "_train_time_interval", None))

@@ -137,7 +137,8 @@ class TrainerSave:
         folder = os.path.abspath(trainer.args.output_dir)
         path = os.path.join(folder, f"{module.PREFIX_CHECKPOINT_DIR}-{self.step}")
         check_room(folder, trainer.model, [trainer.optimizer])
-        with written_beside(path, why_no_more, is_folder=True) as beside:
+        with written_beside(path, why_no_more) as beside:
+            os.mkdir(beside)
             first = _as_first(trainer)
             first._save(beside)
             first._save_optimizer_and_scheduler(beside)
@@ -186,6 +187,8 @@ def _why_never(module: Any, trainer: Any) -> str:
         return "what it trains is sharded"
     if getattr(trainer, "hp_search_backend", None) is not None:
         return "it searches for hyperparameters"
+    if args.ignore_data_skip and str(getattr(args.save_strategy, "value", args.save_strategy)) == "epoch":
+        return "it resumes at the beginning of an epoch only (ignore_data_skip, and it saves once an epoch)"
     if "://" in str(args.output_dir):
         return "its output_dir is no folder of this machine"
     return ""
