@@ -35,9 +35,11 @@ OWN = (
     "_get_output_dir",
 )
 """Methods that have to be the Trainer's own: who overrides one keeps, or does, something else."""
-SAVES = "_save_checkpoint"
-CARD = {"args", "hub_model_id", "Path", "output_dir", "name", "split", "create_model_card", "super", SAVES, "__class__"}
-"""Names in an override of that which writes a model card, and nothing else (TRL's)."""
+KNOWN = {
+    "_save_checkpoint": {"args", "hub_model_id", "Path", "output_dir", "name", "split", "create_model_card", "super"},
+    "training_step": {"maybe_activation_offload_context", "super"},
+}
+"""Names that an override of these may use, besides its own: TRL's, which writes a model card, or moves activations."""
 WEIGHTS = {
     f"{name}{ending}"
     for name in ("model.safetensors", "pytorch_model.bin", "adapter_model.safetensors", "adapter_model.bin")
@@ -176,9 +178,10 @@ def _why_never(module: Any, trainer: Any) -> str:
     if name is not None:
         return f"{kind.__name__} has a {name}() of its own"
     for one in kind.__mro__[: kind.__mro__.index(base)]:
-        override = vars(one).get(SAVES)
-        if override is not None and not set(getattr(override, "__code__", _ANY).co_names) <= CARD:
-            return f"{one.__name__} has a {SAVES}() of its own"
+        for method, names in KNOWN.items():
+            override = vars(one).get(method)
+            if override is not None and not _names_in(override) <= {method, "__class__", *names}:
+                return f"{one.__name__} has a {method}() of its own"
     if args.save_only_model:
         return "its Trainer saves nothing but the model (save_only_model)"
     if getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False):
@@ -194,12 +197,10 @@ def _why_never(module: Any, trainer: Any) -> str:
     return ""
 
 
-def _any() -> None:
-    """Stands for an override of which nothing is known."""
-    print()
-
-
-_ANY = _any.__code__
+def _names_in(function: Any) -> set[str]:
+    """What it uses: globals, attributes, what it was made with; one that nobody knows where it is no plain function."""
+    code = getattr(function, "__code__", None)
+    return {*code.co_names, *code.co_freevars} if code is not None else {"?"}
 
 
 def _callback_states(module: Any, trainer: Any, *, is_first: bool) -> dict[str, Any]:
@@ -223,14 +224,14 @@ def _callback_states(module: Any, trainer: Any, *, is_first: bool) -> dict[str, 
 def _as_first(trainer: Any) -> Any:
     """The Trainer, but that it takes itself for the rank that saves; what it trains is the same object."""
     args = trainer.args
-    first_args = copy.copy(args)
 
     def reduce(self: Any, protocol: Any) -> Any:
         return args.__reduce_ex__(1)  # as which it is saved; later protocols want its class to be this one
 
     kind = type(args)
-    namespace = {"should_save": True, "__reduce_ex__": reduce, "__module__": kind.__module__}
-    first_args.__class__ = type(kind.__name__, (kind,), namespace)
+    first_kind = type(kind.__name__, (kind,), {"should_save": True, "__reduce_ex__": reduce})
+    first_args: Any = object.__new__(first_kind)
+    vars(first_args).update(vars(args))
     first = copy.copy(trainer)
     first.args = first_args
     if hasattr(trainer.model, ASKS_RANK):

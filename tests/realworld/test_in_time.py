@@ -50,12 +50,12 @@ def test_transformers(guardrun_starter: GuardrunStarter) -> None:
     flags += ["--eval_strategy=steps", "--eval_steps=4", "--gradient_accumulation_steps=2"]
     script = [str(SCRIPTS / "trainer.py"), *flags, *huggingface.FLAGS[4:]]
     out = guardrun_starter.folder / "out"
-    done = train(guardrun_starter, FAULTS, script, huggingface.CONFIG)
+    done = train(guardrun_starter, FAULTS, script, huggingface.IN_TIME)
     check_saved(done, [f"checkpoint-{AT - 1}", f"checkpoint-{NEXT - 1}"], out)
     assert not list(out.glob("_guardrun*"))
     states, weights = json.loads((out / "trainer_state.json").read_text()), (out / "model.safetensors").read_bytes()
     out.rename(out.with_name("disturbed"))
-    undisturbed = train(guardrun_starter, "", [*script, "--run_name=other"], huggingface.CONFIG)
+    undisturbed = train(guardrun_starter, "", [*script, "--run_name=other"], huggingface.IN_TIME)
     assert undisturbed.incidents == [] and "just-in-time" not in undisturbed.stderr
     expected = json.loads((out / "trainer_state.json").read_text())
     assert numbers(states) == numbers(expected)
@@ -66,9 +66,9 @@ def test_transformers(guardrun_starter: GuardrunStarter) -> None:
 def test_lightning(guardrun_starter: GuardrunStarter) -> None:
     """Long: Lightning is imported by each rank of four attempts."""
     script = [str(SCRIPTS / "lit_steps.py")]
-    done = train(guardrun_starter, FAULTS, script, lightning_trainer.CONFIG)
+    done = train(guardrun_starter, FAULTS, script, lightning_trainer.IN_TIME)
     names = [f"guardrun-epoch=0-step={step}.ckpt" for step in (AT - 1, NEXT - 1)]
     check_saved(done, names, guardrun_starter.folder / "out")
-    undisturbed = train(guardrun_starter, "", script, lightning_trainer.CONFIG)
+    undisturbed = train(guardrun_starter, "", script, lightning_trainer.IN_TIME)
     [weights] = [line for line in undisturbed.stdout.splitlines() if line.startswith("weights ")]
     assert weights in done.stdout.splitlines()

@@ -99,7 +99,7 @@ def test_a_disk_that_has_no_room_is_not_filled(tmp_path: Path, monkeypatch: pyte
         return lambda path: usage.append(path) or SimpleNamespace(free=mib << 20)  # type: ignore[func-returns-value]
 
     monkeypatch.setattr(shutil, "disk_usage", free(70))
-    with pytest.raises(NotSaved, match="70 MiB are free .*, and it would take 8"):
+    with pytest.raises(NotSaved, match=r"70 MiB are free .*, and it would take 8"):
         check_room(str(tmp_path / "not" / "yet"), model, [optimizer])
     monkeypatch.setattr(shutil, "disk_usage", free(80))
     check_room(str(tmp_path), model, [optimizer])
@@ -131,7 +131,8 @@ def test_buffers_that_the_step_under_way_has_changed_are_seen() -> None:
 
 
 def draw() -> list[float]:
-    return [random.random(), float(np.random.normal()), random.gauss(0, 1), float(torch.rand(())), float(np.random.rand())]
+    numbers = [random.random(), float(np.random.normal()), random.gauss(0, 1), float(np.random.rand())]
+    return [*numbers, float(torch.rand(()))]
 
 
 def make(folder: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> RandomStates:
@@ -193,6 +194,7 @@ class Trainer:
     def save_model(self) -> None: ...
     def _save(self) -> None: ...
     def _save_checkpoint(self, model: Any, trial: Any) -> None: ...
+    def training_step(self, *args: Any) -> Any: ...
     def create_model_card(self, model_name: str) -> None: ...
 
 
@@ -206,6 +208,20 @@ class KeepsMore(WritesCard):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         super()._save_checkpoint(model, trial)
         Path(self.args.output_dir, "more").touch()
+
+
+class Offloads(Trainer):
+    maybe_activation_offload_context = None
+
+    def training_step(self, *args: Any) -> Any:
+        with self.maybe_activation_offload_context:  # type: ignore[attr-defined]
+            return super().training_step(*args)
+
+
+class Counts(Trainer):
+    def training_step(self, *args: Any) -> Any:
+        self.calls = 1
+        return super().training_step(*args)
 
 
 class Lora(Trainer):
@@ -231,6 +247,8 @@ class Search(Trainer):
         (WritesCard(), ""),
         (KeepsMore(), "KeepsMore has a _save_checkpoint() of its own"),
         (Wrapped(), "Wrapped has a _save_checkpoint() of its own"),
+        (Offloads(), ""),
+        (Counts(), "Counts has a training_step() of its own"),
         (Lora(), "Lora has a _save() of its own"),
         (Trainer(save_only_model=True), "its Trainer saves nothing but the model (save_only_model)"),
         (Fsdp(), "what it trains is sharded (FSDP or DeepSpeed)"),

@@ -1,4 +1,4 @@
-"""Run a script that knows nothing of it: `fault.py KIND@STEP:RANK,… SCRIPT …`, one fault an attempt, within that step."""
+"""Run a script that knows nothing of it: `fault.py KIND@STEP:RANK,… SCRIPT …`, a fault an attempt, within that step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lightning on DDP, with the same numbers each time: what a batch holds follows from its place, and nothing is random."""
+"""Lightning on DDP, with the same numbers each time: a batch follows from its place, and nothing is random."""
 
 from __future__ import annotations
 
