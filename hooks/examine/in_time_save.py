@@ -14,6 +14,7 @@ from time import monotonic_ns
 from guardrun.hooks.rank.rank import WAKE, Rank
 from guardrun.hooks.rank.save_gate import SaveGate
 from guardrun.hooks.saves.checkpoint_files import quiet_saves
+from guardrun.hooks.saves.in_time_files import NotSaved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,6 +71,8 @@ class InTimeSave:
     def _run(self) -> None:
         try:
             told = self._save()
+        except NotSaved as error:
+            told = {"failed": str(error)[:MAX_WHY_CHARS]}
         except BaseException as error:
             told = {"failed": f"{type(error).__name__}: {error}"[:MAX_WHY_CHARS]}
         self._told = told
