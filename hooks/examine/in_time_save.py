@@ -14,6 +14,7 @@ from time import monotonic_ns
 from guardrun.hooks.rank.rank import WAKE, Rank
 from guardrun.hooks.rank.save_gate import SaveGate
 from guardrun.hooks.saves.checkpoint_files import quiet_saves
+from guardrun.hooks.saves.in_time_files import NotSaved
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,9 +38,10 @@ class InTimeSave:
         step, until_ns, gate = arguments.get("step"), arguments.get("until_ns"), rank.in_time
         if not isinstance(step, int) or not isinstance(until_ns, int):
             raise ValueError("it is not said what is to be saved")
-        if not isinstance(gate, SaveGate) or gate.function is None:
+        if not isinstance(gate, SaveGate) or (gate.function is None and gate.saver is None):
             raise ValueError("its script has given no function to save_with()")
-        self._rank, self._gate, self._step, self._function = rank, gate, step, gate.function
+        self._rank, self._gate, self._step = rank, gate, step
+        self._function, self._saver = gate.function, gate.asked_saver()
         self.ends_ns = until_ns
         self._told: dict[str, Any] | None = None
         """Once it is over."""
@@ -69,6 +71,8 @@ class InTimeSave:
     def _run(self) -> None:
         try:
             told = self._save()
+        except NotSaved as error:
+            told = {"failed": str(error)[:MAX_WHY_CHARS]}
         except BaseException as error:
             told = {"failed": f"{type(error).__name__}: {error}"[:MAX_WHY_CHARS]}
         self._told = told
@@ -93,7 +97,11 @@ class InTimeSave:
         self._rank.code_ident = get_ident()  # what it reads is none of training's batches
         try:
             with quiet_saves(get_ident()):
-                returned = self._function()
+                returned: object = None
+                if self._function is not None:
+                    returned = self._function()
+                elif self._saver is not None:
+                    returned = self._saver.save(self._gate.why_no_more)
         finally:
             self._rank.code_ident = 0
         ended_ns = monotonic_ns()
@@ -113,7 +121,10 @@ class InTimeSave:
             return {"failed": f"what its function returned is not there: {error}"[:MAX_WHY_CHARS]}
         if written_ns < began_wall_ns - GRAIN_NS:
             return {"failed": f"{path} was written before its function was called"[:MAX_WHY_CHARS]}
-        return {"path": path, "inode": found.st_ino, "wall_s": time.time(), "took_s": took_s, "step": self._step}
+        told = {"path": path, "inode": found.st_ino, "wall_s": time.time(), "took_s": took_s, "step": self._step}
+        if self._function is None and self._saver is not None:
+            told["says"] = self._saver.step
+        return told
 
 
 def _written_ns(path: str) -> int:

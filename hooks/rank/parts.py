@@ -285,6 +285,9 @@ class SaveGate(Protocol):
     def on_backward(self) -> None:
         """A backward pass begins."""
 
+    def pass_closure(self) -> None:
+        """Gradients are there, within optimizer.step()."""
+
     def hold(self, error: BaseException) -> None:
         """The thread that trains ends by this: wait a moment if its state may be wanted. Never raises."""
 

@@ -10,6 +10,9 @@ stays so until the function is done: nothing that the thread that trains does me
 
 One rank saves for all: so it must hold all, and nothing that the others don't (docs/just-in-time.md). A state that is
 in doubt is not saved.
+
+A trainer that saves by itself (transformers, Lightning) says more: where its loop stands tells that what follows a step
+is done. Some compute the gradients within optimizer.step(closure): then the way on from there is shut as well.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import weakref
 from _thread import get_ident
 from collections.abc import Callable
 from time import monotonic_ns
-from typing import Any
+from typing import Any, Protocol
 
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field, Milestone
@@ -38,6 +41,29 @@ DIST_ERROR = "DistError"
 SHARDED = ("DTensor", "FlatParameter", "ZeroRedundancyOptimizer")
 """Of which each rank holds a part."""
 MAX_PARAMETERS = 200_000
+MAX_FRAMES = 1000
+
+
+class Saver(Protocol):
+    """A trainer's own way to save: hooks/saves/in_time."""
+
+    has_closures: bool
+    """It computes gradients within optimizer.step(), and calls pass_closure() once they are there."""
+    step: int
+    """By its own count, after the last one that is finished."""
+
+    def why_not(self, places: set[Any], *, has_backward: bool) -> str:
+        """Why the state is not that after its last step; empty: it is.
+
+        places: code objects, of the functions in which the thread that trains stands, or has failed. has_backward: a
+        backward pass has begun since the last step.
+        """
+
+    def save(self, why_no_more: Callable[[], str]) -> str:
+        """Write a checkpoint of that step, in the place of all ranks; answer its path. Raises what goes wrong.
+
+        why_no_more: asked right before it is put in place; where it says something, nothing is.
+        """
 
 
 def register(rank: Rank, function: object) -> None:
@@ -48,16 +74,31 @@ def register(rank: Rank, function: object) -> None:
         if not rank.settings.get("jit", True):
             return  # nobody would ever call it
         gate = rank.in_time
-        if not isinstance(gate, SaveGate):
-            if function is None:
-                return
-            rank.in_time = gate = SaveGate(rank)
-            if (optimizers := sys.modules.get(OPTIMIZERS)) is not None:
-                gate.open(optimizers)
+        if function is None and gate is None:
+            return
+        gate = _gate(rank)
         gate.function = function
-        rank.mark(Milestone.SAVES_IN_TIME, is_set=function is not None)
+        gate.show()
     except Exception as error:
         rank.fail("save_with", error)
+
+
+def attach(rank: Rank, saver: Saver | None) -> None:
+    """Take a trainer, which saves by itself where the script has given no function; None: it trains no more."""
+    if saver is None and rank.in_time is None:
+        return
+    gate = _gate(rank)
+    gate.saver = saver
+    gate.show()
+
+
+def _gate(rank: Rank) -> SaveGate:
+    gate = rank.in_time
+    if not isinstance(gate, SaveGate):
+        rank.in_time = gate = SaveGate(rank)
+        if (optimizers := sys.modules.get(OPTIMIZERS)) is not None:
+            gate.open(optimizers)
+    return gate
 
 
 class SaveGate:
@@ -66,6 +107,9 @@ class SaveGate:
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
         self.function: Callable[[], object] | None = None
+        """The script's."""
+        self.saver: Saver | None = None
+        """The trainer's, where there is one."""
         self.is_shut = False
         """Nobody gets into optimizer.step()."""
         self.until_ns = 0
@@ -76,6 +120,12 @@ class SaveGate:
         """And answered, whatever came of it."""
         self._depth = 0
         """How many optimizers' steps the thread that trains is within."""
+        self._is_past = True
+        """… and its gradients are there already, where a trainer computes them within."""
+        self._failed_in: set[Any] = set()
+        """Code objects: in which functions the thread that trains has failed."""
+        self._held: BaseException | None = None
+        """Because of which its end has been put off."""
         self._is_open = False
         self._odd = ""
         """Why nothing is known of the state any more."""
@@ -99,16 +149,36 @@ class SaveGate:
             self._odd = "steps of its optimizers can't be heard of"
             self._rank.fail("save_with", error)
 
+    def show(self) -> None:
+        """Say on the board whether it may be asked."""
+        self._rank.mark(Milestone.SAVES_IN_TIME, is_set=self.function is not None or self.saver is not None)
+
+    def asked_saver(self) -> Saver | None:
+        """The trainer, if it is the one that is to save."""
+        return self.saver if self.function is None else None
+
     # On the thread that trains -----------------------------------------------------------------------------------
 
     def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         # In this order, each time: whoever shuts the gate looks at the depth after it, so that one of the two sees the
         # other. After its time a save counts for nothing.
+        if (saver := self.saver) is not None and saver.has_closures and not self._depth:
+            self._is_past = False
         self._depth += 1
         while self.is_shut and monotonic_ns() < self.until_ns:
             self._depth -= 1
             time.sleep(POLL_S)
             self._depth += 1
+
+    def pass_closure(self) -> None:
+        """The gradients are there, within optimizer.step(): what comes next changes the parameters."""
+        if self._is_past:
+            return
+        self._is_past = True  # in the same order as above
+        while self.is_shut and monotonic_ns() < self.until_ns:
+            self._is_past = False
+            time.sleep(POLL_S)
+            self._is_past = True
 
     def on_backward(self) -> None:
         """A backward pass begins. Never raises."""
@@ -123,6 +193,7 @@ class SaveGate:
         try:
             self._averaged = 0
             self._depth -= 1
+            self._is_past = True
             if self._depth < 0 or get_ident() != self._rank.owner_ident:
                 self._odd = "an optimizer steps where that is not seen"
             if self._depth == 0:
@@ -138,8 +209,10 @@ class SaveGate:
     def hold(self, error: BaseException) -> None:
         """It ends by this: where its peer is gone, it may be asked to save first. Never raises."""
         try:
-            if self.function is None or not self._rank.is_owner():
+            if (self.function is None and self.saver is None) or not self._rank.is_owner() or self._held is error:
                 return
+            self._held = error
+            self._failed_in = _codes_of(error)
             if isinstance(error, KeyboardInterrupt):
                 self.is_answered = True  # somebody wants the end now
                 return
@@ -178,32 +251,69 @@ class SaveGate:
             self.is_shut = False
         return why
 
+    def why_no_more(self) -> str:
+        """Why what was written meanwhile is nothing to resume from; empty: the state stood still, and there is time."""
+        if monotonic_ns() >= self.until_ns:
+            return "its time was over"
+        if self._depth > (self.asked_saver() is not None and not self._is_past) or self._has_changed():
+            return "its parameters have changed meanwhile"
+        return ""
+
+    def _has_changed(self) -> bool:
+        """Whether something has changed some parameters since the last step."""
+        known = [(reference(), version) for reference, version in self._versions]
+        return any(parameter is None or parameter._version != version for parameter, version in known)
+
     def reopen(self) -> None:
         """Training may go on."""
         self.is_shut = False
 
     def _why_not(self, step: int) -> str:
-        rank, pace = self._rank, self._rank.pace
+        rank, pace, saver = self._rank, self._rank.pace, self.asked_saver()
         if self._odd:
             return self._odd
-        if self._depth:
+        if self._depth > (saver is not None and not self._is_past):
             return "an optimizer's step has begun and not ended"
         counts = set(self._counts.values())
         if not counts or not rank.words[Field.PULSES]:
             return "it has not been seen to finish a step"
         if len(counts) > 1:
             return "its optimizers have taken different numbers of steps"
-        if pace.began != pace.pulses:
+        has_backward = pace.began == pace.pulses
+        if saver is not None:
+            if why := saver.why_not(self._places(), has_backward=has_backward):
+                return why
+        elif not has_backward:
             return "no backward pass has begun since its last step: what follows a step may not be done"
         if rank.step_now() != step:
             return f"it has finished {rank.step_now()} steps, and others {step}"
         if self._averaged > 1:
             # Between them some scripts shift parameters for a while (adversarial training), and by `.data` unseen.
             return "gradients have been averaged more than once since its last step"
-        known = [(reference(), version) for reference, version in self._versions]
-        if any(parameter is None or parameter._version != version for parameter, version in known):
+        if self._has_changed():
             return "something has changed its parameters since its last step"
         return why_not_whole(rank, list(self._counts))
+
+    def _places(self) -> set[Any]:
+        """Where the thread that trains stands, or has failed."""
+        codes = set(self._failed_in)
+        frame = sys._current_frames().get(self._rank.owner_ident)
+        for _ in range(MAX_FRAMES):
+            if frame is None:
+                break
+            codes.add(frame.f_code)
+            frame = frame.f_back
+        return codes
+
+
+def _codes_of(error: BaseException) -> set[Any]:
+    """The code objects of the functions through which an exception has come."""
+    codes: set[Any] = set()
+    trace = error.__traceback__
+    while trace is not None and len(codes) < MAX_FRAMES:
+        codes.add(trace.tb_frame.f_code)
+        trace = trace.tb_next
+    return codes
 
 
 def why_not_whole(rank: Rank, optimizers: list[Any]) -> str:

@@ -1,4 +1,8 @@
-"""Trainers of transformers and Lightning: they save when guardrun asks for it, and what Lightning saves is seen."""
+"""Trainers of transformers and Lightning: they save when guardrun asks for it, and what Lightning saves is seen.
+
+Where they train on several ranks and save by themselves, one rank may save for all before the ranks are ended
+(in_time_trainer.py, in_time_lightning.py; imported only then).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,38 @@ def install_transformers(module: Any, rank: Rank) -> None:
     class GuardrunSave(base):  # type: ignore[misc]  # a class of a library that is not imported here
         """Asks guardrun once a step, at the same one on all ranks."""
 
+        saver: Any = None
+        """While it trains, where a rank may save for all."""
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            try:
+                self.saver = _trainer_saver(module, args, rank)
+                attach(rank, self.saver)
+            except Exception as error:
+                rank.fail("huggingface", error)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.saver = None
+            detach(rank)
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            try:
+                if self.saver is not None:
+                    self.saver.on_evaluate(state)
+            except Exception as error:
+                self._give_up(error)
+
+        def _give_up(self, error: Exception) -> None:
+            self.saver = None
+            detach(rank)
+            rank.fail("huggingface", error)
+
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            try:
+                if self.saver is not None:
+                    self.saver.on_step_end(state)
+            except Exception as error:
+                self._give_up(error)
             try:
                 if saves(args) and rank.checkpoint_is_due():
                     control.should_save = True
@@ -30,6 +65,34 @@ def install_transformers(module: Any, rank: Rank) -> None:
                 rank.fail("huggingface", error)
 
     module.DEFAULT_CALLBACKS.append(GuardrunSave)
+
+
+def _trainer_saver(module: Any, args: Any, rank: Rank) -> Any:
+    """What saves in time for the Trainer that begins to train; None where that is not wanted, or of no use."""
+    if not saves(args) or not rank.settings.get("jit", True):
+        return None
+    from guardrun.hooks.saves.in_time_trainer import TrainerSave, find_trainer, has_reason
+
+    trainer = find_trainer(module.Trainer)
+    if trainer is None or not has_reason(trainer, rank):
+        return None
+    return TrainerSave(rank, module, trainer)
+
+
+def attach(rank: Rank, saver: Any) -> None:
+    """A trainer trains that may be asked to save; or none does."""
+    if saver is not None or rank.in_time is not None:
+        from guardrun.hooks.rank import save_gate
+
+        save_gate.attach(rank, saver)
+
+
+def detach(rank: Rank) -> None:
+    """It trains no more. Never raises."""
+    try:
+        attach(rank, None)
+    except Exception as error:
+        rank.fail("save_with", error)
 
 
 def saves(args: Any) -> bool:
@@ -53,7 +116,39 @@ def install_lightning(module: Any, rank: Rank) -> None:
     class GuardrunSave(base):  # type: ignore[misc]  # a class of a library that is not imported here
         """Asks guardrun once a batch, at the same one on all ranks."""
 
+        saver: Any = None
+        """While it fits, where a rank may save for all."""
+
+        def on_train_start(self, trainer: Any, *args: Any) -> None:
+            try:
+                self.saver = _lightning_saver(trainer, base, rank)
+                attach(rank, self.saver)
+            except Exception as error:
+                rank.fail("lightning", error)
+
+        def on_train_end(self, *args: Any) -> None:
+            self.saver = None
+            detach(rank)
+
+        def on_before_optimizer_step(self, *args: Any) -> None:
+            if self.saver is not None and rank.in_time is not None:
+                rank.in_time.pass_closure()
+
+        def on_exception(self, trainer: Any, module: Any, exception: BaseException) -> None:
+            # Right after this the Trainer takes apart what is to be saved.
+            if self.saver is not None and rank.in_time is not None:
+                rank.in_time.hold(exception)
+                self.saver = None
+                detach(rank)
+
         def on_train_batch_end(self, trainer: Any, *args: Any, **kwargs: Any) -> None:
+            try:
+                if self.saver is not None:
+                    self.saver.on_batch_end(trainer)
+            except Exception as error:
+                self.saver = None
+                detach(rank)
+                rank.fail("lightning", error)
             try:
                 folder = folder_of(trainer)
                 if folder and rank.checkpoint_is_due():
@@ -70,6 +165,19 @@ def install_lightning(module: Any, rank: Rank) -> None:
         return load
 
     replace(module, "_load_external_callbacks", wrap)
+
+
+def _lightning_saver(trainer: Any, callback: Any, rank: Rank) -> Any:
+    """What saves in time for the Trainer that begins to fit; None where that is not wanted, or of no use."""
+    folder = folder_of(trainer)
+    if not folder or not rank.settings.get("jit", True):
+        return None
+    from guardrun.hooks.saves.in_time_lightning import LightningSave, has_reason
+
+    if not has_reason(trainer, rank):
+        return None
+    package = callback.__module__.partition(".callbacks")[0]
+    return LightningSave(rank, trainer, package, folder)
 
 
 def folder_of(trainer: Any) -> str:

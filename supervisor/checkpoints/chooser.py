@@ -250,17 +250,20 @@ class Chooser:
                 return choice
         return self._choose_spoilt(spoilt if is_urgent else [], pool, skipped, resume_first)
 
-    def saw_in_time(self, path: str, step: int, wall_s: float, inode: int, attempt: int) -> SeenInTime | str:
+    def saw_in_time(
+        self, path: str, step: int, wall_s: float, inode: int, attempt: int, *, says: int | None = None
+    ) -> SeenInTime | str:
         """Note what a rank has saved in time, at a step that it has finished, if it is whole; else say why not.
 
-        If it says a step, it must be that one, or as far from it as in what the attempt has saved before.
+        If it says a step, it must be that one, or as far from it as in what the attempt has saved before. says: by a
+        trainer's own count, which then is the one that it must say.
         """
         real = resolve(path)
         judged = self._judge_saved(real)
         if isinstance(judged, str):
             return judged
         candidate, said = judged
-        offset = self._offset(attempt, candidate.path)
+        offset = self._offset(attempt, candidate.path) if says is None else says - step
         right = step + (offset or 0)
         if said is not None and said != right:
             return f"it says step {said}, {f'and {step} are finished' if right == step else f'where {right} is right'}"

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from guardrun.hooks.wire.examinations import SAVE_PREFIX
 from guardrun.supervisor.checkpoints.format_table import find_candidates
 from guardrun.supervisor.checkpoints.formats.format import Candidate, Format
 from guardrun.supervisor.checkpoints.reading.dcp_metadata import METADATA
@@ -127,7 +128,7 @@ class Search:
         self._visited.add(place.path)
         taken = self._look(place, root)
         for name in place.folders if depth > 0 else ():
-            if name in taken or name in _IGNORED or name.startswith("."):
+            if name in taken or name in _IGNORED or name.startswith((".", SAVE_PREFIX)):
                 continue
             if len(self._visited) >= MAX_PLACES:
                 return

@@ -128,7 +128,7 @@ class InTimeSaves:
         path, took_s = str(told["path"]), _number(told.get("took_s"))
         if self._node.clock.now() >= action.until_s:
             return  # nobody waits for it any more, and it is nothing to resume from
-        inode = told.get("inode")
+        inode, says = told.get("inode"), told.get("says")
         chooser = self._context.chooser
 
         def event(checkpoint: ev.Checkpoint | None, why: str, *, is_unchecked: bool = False) -> ev.Event:
@@ -145,7 +145,8 @@ class InTimeSaves:
 
         def work() -> ev.Event:
             inode_of = inode if isinstance(inode, int) else 0
-            found = chooser.saw_in_time(path, step, _number(told.get("wall_s")), inode_of, action.attempt)
+            wall_s, by_trainer = _number(told.get("wall_s")), says if isinstance(says, int) else None
+            found = chooser.saw_in_time(path, step, wall_s, inode_of, action.attempt, says=by_trainer)
             self._keep()
             if isinstance(found, str):
                 return event(None, f"rank {number} saved {path}: {found}")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from guardrun.hooks.wire.examinations import SAVE_PREFIX
 from guardrun.supervisor.checkpoints.chooser import Chooser
 from guardrun.supervisor.engine.model.actions import Spoiled
 from guardrun.supervisor.engine.model.events import Checkpoint
@@ -47,6 +48,23 @@ def test_one_that_is_whole_is_the_newest(run: Run) -> None:
     assert isinstance(found, Checkpoint)
     assert (found.path, found.step) == (str(run.folder / "jit_40.pt"), 40)
     assert run.chooser.choose().checkpoint == found and run.is_unchecked
+
+
+def test_a_trainers_own_count_is_the_one_that_counts(run: Run) -> None:
+    """A run that was begun by hand in the middle has counted other steps."""
+    path, now_s = str(run.write("jit_40.pt")), time.time()
+    found = run.chooser.saw_in_time(path, 7, now_s, 0, 0, says=40)
+    assert not isinstance(found, str) and found.checkpoint.step == 40 and not found.is_unchecked
+    assert run.chooser.choose().checkpoint == found.checkpoint
+    assert run.chooser.saw_in_time(path, 40, now_s, 0, 0, says=41) == "it says step 40, where 41 is right"
+
+
+def test_a_trainers_save_that_was_broken_off_is_not_looked_into(run: Run) -> None:
+    run.save("ckpt_30.pt", 30)
+    run.write(f"{SAVE_PREFIX}7.part/checkpoint-41/optimizer.pt")
+    run.write(f"{SAVE_PREFIX}8.part/guardrun-epoch=0-step=41.ckpt")
+    choice = run.chooser.choose()
+    assert choice.checkpoint is not None and choice.checkpoint.path.endswith("ckpt_30.pt") and not choice.skipped
 
 
 @pytest.mark.parametrize("step", [39, 41])

@@ -6,7 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-CONFIG = '[checkpoint]\nresume_args = ["--resume_from_checkpoint", "{path}"]\n'
+IN_TIME = '[checkpoint]\nresume_args = ["--resume_from_checkpoint", "{path}"]\n'
+CONFIG = f"{IN_TIME}jit_s = 0\n"
+"""What the trainer saves at its own times is what is resumed from."""
 
 FILES = (
     "model.safetensors",

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from tests.realworld.training import SCRIPTS
 
-CONFIG = '[checkpoint]\nresume_args = ["--ckpt_path", "{path}"]\n'
+IN_TIME = '[checkpoint]\nresume_args = ["--ckpt_path", "{path}"]\n'
+CONFIG = f"{IN_TIME}jit_s = 0\n"
+"""What the trainer saves at its own times is what is resumed from."""
 STEPS, EVERY = 100, 20
 FLAGS = [str(SCRIPTS / "lit.py"), f"--max_steps={STEPS}", f"--every={EVERY}"]
 

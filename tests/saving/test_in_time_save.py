@@ -36,6 +36,7 @@ class Node:
         self.events: list[ev.SavedInTime] = []
         self.looks: list[tuple[str, int]] = []
         self.found: SeenInTime | str = FOUND
+        self.says: int | None = None
         self.samples = 0
         self.kept: list[int] = []
         self.pool = self.checkpoint_pool = ThreadPoolExecutor(1)
@@ -65,8 +66,9 @@ class Node:
     def _sample(self) -> None:
         self.samples += 1
 
-    def _judge(self, path: str, step: int, *_: object) -> SeenInTime | str:
+    def _judge(self, path: str, step: int, *_: object, says: int | None) -> SeenInTime | str:
         self.looks.append((path, step))
+        self.says = says
         return self.found
 
     def feed(self, event: Any) -> bool:
@@ -113,6 +115,13 @@ def test_the_first_is_asked_and_what_it_wrote_is_judged(node: Node) -> None:
     )
     assert (node.asked, node.looks, node.arguments[0]["step"]) == ([1], [("/out/a.pt", STEP)], STEP)
     assert node.kept
+
+
+@pytest.mark.parametrize("says", [112, None, "x"])
+def test_a_trainers_own_count_is_handed_on(says: object, node: Node) -> None:
+    node.answers[0] = {**SAVED, "says": says}
+    node.save()
+    assert node.says == (says if isinstance(says, int) else None)
 
 
 def test_what_is_no_checkpoint_is_none(node: Node) -> None:

@@ -202,7 +202,7 @@ def held_back(told: Told) -> None:
     ("make", "why"),
     [
         (numeric, "nan_loss"),
-        (alone, "no rank that has called save_with() is well"),
+        (alone, "no rank that could save is well"),
         (begun_beside, "nobody has opened the checkpoint"),
         (held_back, "a save is held back"),
     ],

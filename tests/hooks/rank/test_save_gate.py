@@ -54,7 +54,7 @@ class Training:
         return self.function()
 
     def watch(self, optimizer: torch.optim.Optimizer) -> None:
-        """As torch's own hooks for all optimizers, which would outlast a test."""
+        """As torch's own hooks for all optimizers."""
         self.gate._is_open = True
         optimizer.register_step_pre_hook(self.gate._before)
         optimizer.register_step_post_hook(self.gate._after)
@@ -90,7 +90,8 @@ def told(save: InTimeSave) -> dict[str, Any]:
 
 
 @pytest.fixture
-def make(rank: Rank, group: None) -> Callable[..., Training]:
+def make(rank: Rank, group: None, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Training]:
+    monkeypatch.setattr(save_gate, "OPTIMIZERS", "nowhere")  # hooks for all optimizers would outlast a test
     return lambda model=None: Training(rank, model or nn.Linear(4, 2))
 
 
@@ -198,6 +199,116 @@ def test_an_optimizer_that_steps_in_another_thread_is_trusted_no_more(training: 
     thread.join()
     training.backward()
     assert training.why_not() == "an optimizer steps where that is not seen"
+
+
+# A trainer's own -------------------------------------------------------------------------------------------------
+
+
+class Saver:
+    """A trainer's own way to save; whole where it stands in the place."""
+
+    def __init__(self, place: object, *, has_closures: bool = False) -> None:
+        self.place, self.has_closures, self.step = place, has_closures, 103
+        self.entered, self.leave = threading.Event(), threading.Event()
+
+    def why_not(self, places: set[Any], *, has_backward: bool) -> str:
+        return "" if has_backward or self.place in places else "not there"
+
+    def save(self, why_no_more: Callable[[], str]) -> str:
+        self.entered.set()
+        self.leave.wait(20)
+        if why := why_no_more():
+            raise ValueError(why)
+        return __file__
+
+
+def look(training: Training) -> str:
+    """The place."""
+    return training.why_not()
+
+
+def by_itself(training: Training, saver: Saver) -> None:
+    save_gate.register(training.rank, None)
+    assert not training.rank.has_reached(Milestone.SAVES_IN_TIME)
+    save_gate.attach(training.rank, saver)
+    assert training.rank.has_reached(Milestone.SAVES_IN_TIME)
+
+
+def test_a_trainer_knows_more_of_where_it_stands(training: Training) -> None:
+    by_itself(training, Saver(look.__code__))
+    assert (training.why_not(), look(training)) == ("not there", "")
+    training.backward()
+    assert training.why_not() == ""
+    save_gate.register(training.rank, raises)
+    training.optimizer.step()
+    assert "what follows a step may not be done" in look(training), "the script's own function comes first"
+    save_gate.register(training.rank, None)
+    save_gate.attach(training.rank, None)
+    assert not training.rank.has_reached(Milestone.SAVES_IN_TIME)
+
+
+def test_where_it_has_failed_counts_as_where_it_stands(training: Training) -> None:
+    def fail() -> None:
+        raise ValueError("no such batch")
+
+    by_itself(training, Saver(fail.__code__))
+    with pytest.raises(ValueError, match="no such batch") as caught:
+        fail()
+    assert training.why_not() == "not there"
+    training.gate.hold(caught.value)
+    assert training.why_not() == ""
+
+
+def test_gradients_that_are_computed_within_a_step_are_before_it(training: Training) -> None:
+    """As Lightning does: the way on from there is shut while it is saved."""
+    saver = Saver(look.__code__, has_closures=True)
+    by_itself(training, saver)
+    whys: list[str] = []
+    order: list[str] = []
+
+    def leave() -> None:
+        order.append("saved")
+        saver.leave.set()
+
+    def closure() -> torch.Tensor:
+        training.backward()
+        whys.append(training.why_not())
+        save = training.save()
+        assert saver.entered.wait(20)
+        threading.Timer(0.3, leave).start()
+        training.gate.pass_closure()
+        order.append("passed")
+        assert "before its function was called" in told(save)["failed"], "there was nothing against it"
+        whys.append(training.why_not())
+        return torch.zeros(())
+
+    training.optimizer.step(closure)
+    assert whys == ["", "an optimizer's step has begun and not ended"]
+    assert order == ["saved", "passed"]
+
+
+def test_a_step_that_failed_before_its_gradients_were_used_has_changed_nothing(training: Training) -> None:
+    by_itself(training, Saver(look.__code__, has_closures=True))
+
+    def closure() -> None:
+        training.backward()
+        raise ValueError("no such batch")
+
+    with pytest.raises(ValueError, match="no such batch"):
+        training.optimizer.step(closure)
+    assert training.why_not() == ""
+
+
+def test_what_has_changed_while_it_was_saved_is_not_put_in_place(training: Training) -> None:
+    saver = Saver(look.__code__)
+    by_itself(training, saver)
+    training.backward()
+    save = training.save()
+    assert saver.entered.wait(20)
+    with torch.no_grad():
+        training.model.module.weight.add_(1.0)
+    saver.leave.set()
+    assert "its parameters have changed meanwhile" in told(save)["failed"]
 
 
 # What ------------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def _why_not(state: State) -> str:
         return "nobody has opened the checkpoint that this attempt was begun with"
     if any(rank.is_save_held for rank in attempt.ranks.values()):
         return "a save is held back: it would write over a checkpoint that nobody has opened"
-    return "" if _well(state) else "no rank that has called save_with() is well"
+    return "" if _well(state) else "no rank that could save is well"
 
 
 def why_spoilt(state: State) -> str:
