@@ -30,6 +30,7 @@ from guardrun.launcher.base.terminal_lines import NOT_FIT, QUARANTINED
 from guardrun.launcher.run.preflight import CODE
 from guardrun.slurm.client.commands import Slurm
 from guardrun.slurm.client.drain import REASON_PREFIX, drain
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.node_state import SYSTEM_FOLDER
 from guardrun.supervisor.client.agent_client import RefusedError, Unreachable, ask
 from guardrun.supervisor.collect.host.process_table import (
@@ -150,7 +151,7 @@ def ask_checks(timeout_s: float = CHECKS_S) -> list[str]:
     assert process.stdout is not None and process.stdin is not None
     try:
         line = _read_line(process.stdout, time.monotonic() + timeout_s)
-        return list(msgspec.json.decode(line, type=Refusals).refused) if line else []
+        return list(msgspec.json.decode(line, type=known_type(Refusals)).refused) if line else []
     except msgspec.DecodeError:
         return []
     finally:

@@ -8,8 +8,8 @@ from time import monotonic_ns
 from typing import Any
 from weakref import ref
 
-from guardrun.hooks.guards import batch_skips, batch_trail, data_replay
-from guardrun.hooks.guards.batch_trail import find_epoch
+from guardrun.hooks.data import batch_skips, batch_trail, data_replay
+from guardrun.hooks.data.batch_trail import find_epoch
 from guardrun.hooks.patches.sample_orders import SampleOrders
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field

@@ -23,7 +23,7 @@ from hashlib import blake2b
 from typing import Any
 
 from guardrun.hooks.calls.shared_file import SharedPage
-from guardrun.hooks.guards.samplers import describe_sampler
+from guardrun.hooks.data.samplers import describe_sampler
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.samples_page import (

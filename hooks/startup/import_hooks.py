@@ -31,7 +31,7 @@ HOOKS = {
     "torch.distributed.fsdp.fully_sharded_data_parallel": "guardrun.hooks.patches.metrics:install_fsdp",
     "torch.distributed.fsdp.sharded_grad_scaler": "guardrun.hooks.patches.metrics:install_sharded_scaler",
     "torch.utils.data.dataloader": "guardrun.hooks.patches.dataloaders",
-    "torch.utils.data.distributed": "guardrun.hooks.guards.data_replay:install_sampler",
+    "torch.utils.data.distributed": "guardrun.hooks.data.data_replay:install_sampler",
     "torch.serialization": "guardrun.hooks.saves.torch_files",
     "torch.distributed.checkpoint.state_dict_saver": "guardrun.hooks.saves.dcp:install_save",
     "torch.distributed.checkpoint.state_dict_loader": "guardrun.hooks.saves.dcp:install_load",

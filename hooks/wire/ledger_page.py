@@ -51,7 +51,7 @@ class Record(IntEnum):
     """Of this pass. Those that were left out because they had been trained on before count, too."""
     SAMPLES = 4
     DIGEST = 5
-    """Of the indices of all these batches, in order (hooks/guards/sample_ledger.add_to)."""
+    """Of the indices of all these batches, in order (hooks/data/sample_ledger.add_to)."""
     FIRST = 6
     """Likewise, of the first batch alone."""
     GAPS = 7

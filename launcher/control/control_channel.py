@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.printable import encode_msgpack
 from guardrun.supervisor.wire.control_messages import (
     CONTROL_SOCKET,
@@ -40,7 +41,7 @@ class Control:
         self._address = f"ipc://{sockets / CONTROL_SOCKET}"
         self._say_hello = say_hello
         self._context = zmq.Context()
-        self._decoder: msgspec.msgpack.Decoder[ToLauncher] = msgspec.msgpack.Decoder(ToLauncher)
+        self._decoder: msgspec.msgpack.Decoder[ToLauncher] = msgspec.msgpack.Decoder(known_type(ToLauncher))
         self._seq = session * SEQS_PER_SESSION
         self._unacknowledged: dict[int, bytes] = {}
         self._was_heard = False

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from guardrun.launcher.control.control_channel import Order
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.own_files import read_own
 from guardrun.supervisor.engine.model.events import Checkpoint
 from guardrun.supervisor.rundir.run_directory import CHECKPOINTS_FILE, read_run_file
@@ -107,7 +108,7 @@ def find_newest(run_dir: Path) -> Checkpoint | None:
             timeout=LOOK_S,
             check=False,
         )
-        return msgspec.json.decode(done.stdout, type=Checkpoint | None)
+        return msgspec.json.decode(done.stdout, type=known_type(Checkpoint | None))
     except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError):
         return None
 

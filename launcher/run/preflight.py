@@ -14,6 +14,7 @@ from typing import IO, TYPE_CHECKING, Any
 import msgspec
 
 from guardrun.launcher.base.terminal_lines import NOT_FIT, RefusedError, print_line
+from guardrun.supervisor.base.known_types import known_type
 
 if TYPE_CHECKING:
     from guardrun.launcher.base.signals import Signals
@@ -115,7 +116,7 @@ class Preflight:
                 self._buffer += data
         line, _, self._buffer = self._buffer.partition(b"\n")
         with suppress(msgspec.DecodeError):
-            return msgspec.json.decode(line, type=kind).refused
+            return msgspec.json.decode(line, type=known_type(kind)).refused
         return None
 
     def _write_line(self, line: bytes) -> None:

@@ -32,6 +32,7 @@ from guardrun.supervisor.agent.orphan_reaper import OrphanReaper
 from guardrun.supervisor.agent.quarantine_keeper import AutoRelease, QuarantineKeeper, node_name
 from guardrun.supervisor.agent.service import Service
 from guardrun.supervisor.base.background_work import BackgroundWriter
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import make_folders
 from guardrun.supervisor.config import Config
@@ -300,7 +301,7 @@ class Agent:
         self._told_quarantine = state
         held = state.get("holding", [])
         free = ": ".join(filter(None, ("it takes part again", self.quarantine_keeper.ended)))
-        text = headline(msgspec.convert(held, list[Isolation])) if held else free
+        text = headline(msgspec.convert(held, known_type(list[Isolation]))) if held else free
         log.warning("quarantined" if held else "not_quarantined", summary=text, troubles=state.get("troubles", []))
         self.note("quarantine", "node", "quarantined" if held else "released", text, {"holding": held}, uid)
         wanting = [client for client in self.clients.subscribers() if client.wants_findings]

@@ -16,6 +16,7 @@ import msgspec
 
 from guardrun.launcher.base.processes import ProcessHandle
 from guardrun.supervisor.base.background_work import BackgroundWriter
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.own_files import SECRET, write_file
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.base.redaction import redact_argv
@@ -95,7 +96,7 @@ class Jobs:
     def load(self, now_s: float) -> None:
         """Take up what an agent before this one had registered. What can't be read is as if it weren't there."""
         try:
-            jobs = msgspec.json.decode(self._path.read_bytes(), type=list[Job])
+            jobs = msgspec.json.decode(self._path.read_bytes(), type=known_type(list[Job]))
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return
         for job in jobs:

@@ -20,6 +20,7 @@ import msgspec
 
 from guardrun.supervisor.agent.agent_context import AgentLoop, AgentState
 from guardrun.supervisor.base.background_work import BackgroundWriter
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.health import quarantine_rules as core
 from guardrun.supervisor.health.base.findings import Finding, Response
@@ -193,7 +194,7 @@ class AutoRelease:
     def look(self, now_s: float) -> None:
         """Lift what may be lifted."""
         agent = self._agent
-        held = msgspec.convert(agent.quarantine_keeper.state.get("holding", []), list[Isolation])
+        held = msgspec.convert(agent.quarantine_keeper.state.get("holding", []), known_type(list[Isolation]))
         parts = [(one, part) for one in held if (part := part_of(one)) and part.proof is Proof.LOOK]
         if not parts or not agent.config.policy.act:
             self._well.clear()

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.checkpoints.format_table import AUTO, FORMATS, get_formats
 from guardrun.supervisor.checkpoints.formats.format import Candidate, Format
 from guardrun.supervisor.checkpoints.reading.confined_reader import Confined, Judge, Patience
@@ -130,7 +131,7 @@ class Chooser:
     @classmethod
     def from_state(cls, state: dict[str, Any], cwd: str = "", judge: Judge | None = None) -> Chooser:
         """Take up what `state` gave. Raises msgspec.ValidationError, UnknownFormat."""
-        memory = msgspec.convert(state, Memory)
+        memory = msgspec.convert(state, known_type(Memory))
         chooser = cls(
             memory.run_started_wall_s, memory.checkpoint_dir, memory.format, memory.world_size, cwd, judge=judge
         )

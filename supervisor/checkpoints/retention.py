@@ -24,6 +24,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import make_private, read_own, write_own
 from guardrun.supervisor.base.printable import encode_json
@@ -79,7 +80,7 @@ class Keeper:
     def kept(self) -> Kept | None:
         """What is kept now."""
         try:
-            kept = msgspec.json.decode(read_own(self._about), type=Kept)
+            kept = msgspec.json.decode(read_own(self._about), type=known_type(Kept))
         except (OSError, msgspec.DecodeError):
             return None
         return kept if os.path.exists(kept.path) else None

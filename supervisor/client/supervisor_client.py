@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.own_files import name_user
 from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.wire.control_messages import CONTROL_SOCKET, Answer, Ask
@@ -80,7 +81,7 @@ def _ask(socket: zmq.Socket[bytes], ended: zmq.Socket[bytes], question: bytes, t
     """ended: tells that whoever was connected is there no more."""
     deadline_s = time.monotonic() + timeout_s
     socket.send(question)
-    decoder = msgspec.msgpack.Decoder(Answer)
+    decoder = msgspec.msgpack.Decoder(known_type(Answer))
     poller = zmq.Poller()
     poller.register(socket, zmq.POLLIN)
     poller.register(ended, zmq.POLLIN)

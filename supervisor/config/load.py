@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.config.tables import TABLES, Config, ConfigError
 from guardrun.supervisor.config.values import (
     KEYS,
@@ -122,7 +123,7 @@ def load_config(
     _put_flags(pile, flags)
     if pile.problems:
         raise ConfigError(pile.problems)
-    config = msgspec.convert(pile.values, Config)
+    config = msgspec.convert(pile.values, known_type(Config))
     config = msgspec.structs.replace(config, origins=pile.origins, warnings=pile.warnings)
     if 0 < config.hang.hard_timeout_s < config.hang.floor_s:
         config.warnings.append(

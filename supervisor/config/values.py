@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Meta
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.config.tables import TABLES
 from guardrun.supervisor.health.base.findings import KEYS as RESPONSE_KEYS
 from guardrun.supervisor.health.base.findings import Response, is_key
@@ -103,7 +104,7 @@ def check_value(table: str, key: str, value: Any) -> tuple[Any, str]:
     if isinstance(value, float) and not math.isfinite(value):
         return value, wrong
     try:
-        converted = msgspec.convert(value, key_type, strict=True)
+        converted = msgspec.convert(value, known_type(key_type), strict=True)
     except (msgspec.ValidationError, OverflowError):
         base, _ = _split(key_type)
         return value, wrong + nearest(value, _choices(base))

@@ -15,6 +15,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.engine.model.events import HistoryLoaded, PastPlace
 from guardrun.supervisor.engine.state.incidents import is_in_code
@@ -59,9 +60,9 @@ class _Run(msgspec.Struct):
 
 
 T = TypeVar("T")
-_DECODER = msgspec.json.Decoder(_Record)
-_SUMMARY = msgspec.json.Decoder(_Summary)
-_RUN = msgspec.json.Decoder(_Run)
+_DECODER = msgspec.json.Decoder(known_type(_Record))
+_SUMMARY = msgspec.json.Decoder(known_type(_Summary))
+_RUN = msgspec.json.Decoder(known_type(_Run))
 
 
 def read_past(run_dir: Path, limit_s: float = TIME_LIMIT_S) -> HistoryLoaded:

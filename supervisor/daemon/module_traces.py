@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from guardrun.hooks.wire.examinations import MAX_TRACE_BYTES
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.rundir.traces import ModuleTrace, next_number, parse_rows, prune_traces, write_trace
 
 MODULES = "modules"
@@ -51,7 +52,7 @@ def keep_traces(
         number = next_number(run_dir)
         for rank, answer in sorted(answers.items()):
             try:
-                told = msgspec.convert(answer, _Measured)
+                told = msgspec.convert(answer, known_type(_Measured))
                 rows = parse_rows(told.rows, told.names, told.stages)
             except (msgspec.ValidationError, ValueError, IndexError) as error:
                 missing[rank] = f"its answer is none of this version of guardrun: {str(error)[:200]}"

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.rundir.profiles import Breakdown, ProfileSummary, write_summary
 
 
@@ -45,7 +46,7 @@ def keep_profiles(
     missing: dict[int, str] = {}
     for rank, answer in sorted(answers.items()):
         try:
-            told = msgspec.convert(answer, _RankAnswer)
+            told = msgspec.convert(answer, known_type(_RankAnswer))
             if not told.steps:
                 raise ValueError("no steps")
         except (msgspec.ValidationError, ValueError) as error:

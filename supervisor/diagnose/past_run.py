@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.diagnose import answer as an
 from guardrun.supervisor.diagnose.hang_finding import EXITED
 from guardrun.supervisor.diagnose.verdict import exit_words
@@ -108,7 +109,7 @@ def _take_cause(diagnosis: an.Diagnosis, incidents: list[dict[str, Any]]) -> Non
 def culprits_from(record: dict[str, Any]) -> list[Culprit]:
     """Those of an incident.json."""
     try:
-        return msgspec.convert(record.get("culprits") or [], list[Culprit])
+        return msgspec.convert(record.get("culprits") or [], known_type(list[Culprit]))
     except msgspec.ValidationError:
         return []
 

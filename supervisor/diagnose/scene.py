@@ -16,6 +16,7 @@ import msgspec
 
 from guardrun.hooks.wire.board import Field, Milestone
 from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.client.supervisor_client import ask
 from guardrun.supervisor.collect.collectives.recorder_reader import RecorderReaders
 from guardrun.supervisor.collect.ranks.boards import (
@@ -66,7 +67,7 @@ def by_supervisor(run: RunFile, run_dir: Path, timeout_s: float = LOOK_TIMEOUT_S
     if not answer.is_ok:
         raise NotUnderstood(answer.error)
     try:
-        told = msgspec.convert(answer.data, LookAnswer)
+        told = msgspec.convert(answer.data, known_type(LookAnswer))
     except (msgspec.ValidationError, ValueError) as error:
         raise NotUnderstood(f"its answer is not one of this version of guardrun: {error}") from None
     looks = {look.global_rank: look for look in told.ranks}

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.diagnose import answer as an
 from guardrun.supervisor.diagnose.hang_finding import (
     Absent,
@@ -339,7 +340,7 @@ def conclude_phase(target: an.Target, seen: Glance, incidents: list[dict[str, An
             why=f"incident {last.get('id')} of the run; guardrun {doing}",
             onset=last.get("onset"),
             step=last.get("step"),
-            culprits=msgspec.convert(last.get("culprits") or [], list[Culprit]),
+            culprits=msgspec.convert(last.get("culprits") or [], known_type(list[Culprit])),
             advice=str(last.get("advice", "")),
         )
     if state.signum:

@@ -24,6 +24,7 @@ from guardrun.launcher.base.processes import ProcessHandle
 from guardrun.launcher.base.socket_folder import Occupied, ensure_socket_folder
 from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.base.clock import EngineClock, SkipDetector
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.log import Terminal, log
 from guardrun.supervisor.base.printable import encode_msgpack
 from guardrun.supervisor.collect.collectives.recorder_reader import RecorderReaders
@@ -104,7 +105,7 @@ class NodeSupervisor:
         self._control = self._bind(zmq.ROUTER, control_messages.CONTROL_SOCKET, control_messages.MAX_CONTROL_BYTES)
         self._live = LiveCode(self, is_allowed=run.config.get("live", {}).get("eval") is True)
         self._decoder: msgspec.msgpack.Decoder[control_messages.ToSupervisor] = msgspec.msgpack.Decoder(
-            control_messages.ToSupervisor
+            known_type(control_messages.ToSupervisor)
         )
         self._launcher: bytes | None = None
         self._launcher_process = _open_launcher(run)

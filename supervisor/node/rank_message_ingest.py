@@ -14,6 +14,7 @@ from guardrun.hooks.wire import messages as msg
 from guardrun.hooks.wire.board import MAGIC, Field
 from guardrun.hooks.wire.snapshot_index import TOPIC as SNAPSHOTS
 from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.checkpoints.reading.folder_contents import step_family
 from guardrun.supervisor.collect.host.procfs import age_s, read_stat
@@ -58,7 +59,7 @@ class RankMessageIngest:
         self._on_loaded = on_loaded
         self._on_environment = on_environment
         self._on_snapshots = on_snapshots
-        self._decoder = msgspec.msgpack.Decoder(msg.RankMessage)
+        self._decoder = msgspec.msgpack.Decoder(known_type(msg.RankMessage))
         self.attempt = -1
         self.started_s = 0.0
         """Since when they have been listened to."""

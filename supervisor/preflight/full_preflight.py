@@ -16,6 +16,7 @@ from typing import IO, Any, NamedTuple
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.node_state import write_durably
 from guardrun.supervisor.health.gpu import rank_device
 from guardrun.supervisor.health.gpu.rank_device import Inventory, TorchDevice, find_device
@@ -77,7 +78,7 @@ def judge_bandwidth(device: str, measure: str, speed: float, past: list[float]) 
 def read_bandwidths(folder: str) -> Past:
     """What was measured before; nothing where there is no file, or none that can be read."""
     try:
-        return msgspec.json.decode((Path(folder) / BANDWIDTHS_FILE).read_bytes(), type=_File).speeds
+        return msgspec.json.decode((Path(folder) / BANDWIDTHS_FILE).read_bytes(), type=known_type(_File)).speeds
     except (OSError, msgspec.DecodeError, ValueError):
         return {}
 

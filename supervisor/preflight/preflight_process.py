@@ -23,6 +23,7 @@ from typing import IO
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.own_files import SECRET, write_own
 from guardrun.supervisor.base.printable import encode_json, make_harmless
 from guardrun.supervisor.preflight.base.remark import (
@@ -60,7 +61,7 @@ def main(source: IO[bytes] | None = None, target: IO[bytes] | None = None) -> in
     line = source.readline()
     if not line:
         return 0
-    assignment = msgspec.json.decode(line, type=Assignment)
+    assignment = msgspec.json.decode(line, type=known_type(Assignment))
     if assignment.level == "quick":
         time.sleep(ASIDE_S)
     subject = msgspec.structs.replace(assignment.subject, environ=here.environ)

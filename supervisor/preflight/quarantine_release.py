@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.client.agent_client import RefusedError, Unreachable
 from guardrun.supervisor.client.agent_client import ask as ask_agent
 from guardrun.supervisor.collect.host.file_systems import ask
@@ -91,7 +92,7 @@ def _why_not(isolation: Isolation, part: Part, subject: Subject, remarks: Sequen
 def _found_by_agent() -> str:
     """What its node agent, where one answers, would isolate the node for now."""
     try:
-        findings = msgspec.convert(ask_agent("facts", {})["findings"], list[Finding])
+        findings = msgspec.convert(ask_agent("facts", {})["findings"], known_type(list[Finding]))
     except (Unreachable, RefusedError, KeyError, msgspec.ValidationError):
         return ""
     return next((one.summary.rstrip(".") for one in findings if one.response is Response.ISOLATE), "")

@@ -13,6 +13,7 @@ from urllib.parse import unquote
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.node_state import make_folder, write_durably
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.health.quarantine_rules import Record, merge, prune
@@ -43,7 +44,7 @@ def read_file(path: Path) -> Known:
     records = {}
     for node, raw in (document.nodes if document else {}).items():
         try:
-            records[node] = msgspec.json.decode(raw, type=Record)
+            records[node] = msgspec.json.decode(raw, type=known_type(Record))
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             troubles.append(f"{path}: the entry of {node} cannot be read ({error}).")
     return Known(records, troubles)
@@ -71,7 +72,7 @@ def _decode(path: Path) -> tuple[_Document | None, str]:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             return None, "is too large"
-        return msgspec.json.decode(data, type=_Document), ""
+        return msgspec.json.decode(data, type=known_type(_Document)), ""
     except (FileNotFoundError, NotADirectoryError):
         return None, ""
     except OSError as error:
@@ -105,7 +106,7 @@ def add_to_file(path: Path, node: str, added: Record, now_wall_s: float) -> list
         own = Record()
         if node in document.nodes:
             try:
-                own = msgspec.json.decode(document.nodes[node], type=Record)
+                own = msgspec.json.decode(document.nodes[node], type=known_type(Record))
             except (msgspec.DecodeError, ValueError, RecursionError):
                 troubles.extend(_keep_aside(path))
         document.nodes[node] = msgspec.Raw(encode_json(prune(merge(own, added), now_wall_s)))

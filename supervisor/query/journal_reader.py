@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.own_files import open_own
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.rundir.journal_end import JOURNAL, KEPT
@@ -41,9 +42,9 @@ class _Kind(msgspec.Struct):
     type: str = ""
 
 
-_HEADS = msgspec.json.Decoder(_Head)
-_KINDS = msgspec.json.Decoder(_Kind)
-_LISTS = msgspec.json.Decoder(list[_Kind])
+_HEADS = msgspec.json.Decoder(known_type(_Head))
+_KINDS = msgspec.json.Decoder(known_type(_Kind))
+_LISTS = msgspec.json.Decoder(known_type(list[_Kind]))
 
 
 class Entry:
@@ -75,7 +76,7 @@ class Entry:
     def event(self) -> Any:
         """The event; None of a kind that is not known."""
         if self._decoded is None and self.kind in _TYPES:
-            self._decoded = msgspec.json.decode(self._head.event, type=_TYPES[self.kind])
+            self._decoded = msgspec.json.decode(self._head.event, type=known_type(_TYPES[self.kind]))
         return self._decoded
 
     @property
@@ -89,7 +90,9 @@ class Entry:
         raw = bytes(self._head.actions)
         if f'"{kind}"'.encode() not in raw:
             return []
-        return [one for one in msgspec.json.decode(raw, type=list[dict[str, Any]]) if one.get("type") == kind]
+        return [
+            one for one in msgspec.json.decode(raw, type=known_type(list[dict[str, Any]])) if one.get("type") == kind
+        ]
 
 
 def parse_entry(line: bytes) -> Entry | None:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.client.supervisor_client import STACKS_TIMEOUT_S, TIMEOUT_S, Unreachable
 from guardrun.supervisor.engine.model.looks import RankLook
 from guardrun.supervisor.engine.observation.frames import rank_list
@@ -188,7 +189,7 @@ class RunQuery:
         if data is None:
             return None
         try:
-            told = msgspec.convert(data, _Stacks, str_keys=True)
+            told = msgspec.convert(data, known_type(_Stacks), str_keys=True)
         except (msgspec.ValidationError, ValueError) as error:
             self._why_not = f"its answer is not one of this version of guardrun ({error})"
             return None

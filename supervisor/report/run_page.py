@@ -8,6 +8,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.report import save_interval
 from guardrun.supervisor.report.elements import evidence_reader as ev
 from guardrun.supervisor.report.elements.html_page import Guard, Table, make_table, render
@@ -148,7 +149,7 @@ def _uses(uses: dict[str, float]) -> dict[str, Any] | None:
 
 
 def _saves(found: dict[str, Any] | None) -> str:
-    return save_interval.describe(msgspec.convert(found, save_interval.SaveInterval)) if found else ""
+    return save_interval.describe(msgspec.convert(found, known_type(save_interval.SaveInterval))) if found else ""
 
 
 def _attempts(attempts: list[dict[str, Any]]) -> Table | None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.own_files import MAX_READ_BYTES, open_own, read_own, write_own
 from guardrun.supervisor.engine.model.actions import Summary
 from guardrun.supervisor.report.elements.quantities import iso_time
@@ -61,7 +62,7 @@ class Recorded(msgspec.Struct, kw_only=True):
                     self.world_size = event.get("world_size", 0)
             case "attempt_started":
                 self.attempt = event["attempt"]
-                self.ranks = {rank["global_rank"]: msgspec.convert(rank, _Rank) for rank in event["ranks"]}
+                self.ranks = {rank["global_rank"]: msgspec.convert(rank, known_type(_Rank)) for rank in event["ranks"]}
                 self.world_size = len(self.ranks)
             case "node_report":
                 for report in event["ranks"]:

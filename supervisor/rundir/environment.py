@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.own_files import NotOwnError, open_own, write_own
 from guardrun.supervisor.base.printable import encode_json
 
@@ -107,7 +108,7 @@ def read_environments(run_dir: Path) -> tuple[list[Environment], str]:
     if len(data) > MAX_FILE_BYTES:
         return [], f"{path} is larger than guardrun writes it"
     try:
-        return msgspec.json.decode(data, type=_File).records, ""
+        return msgspec.json.decode(data, type=known_type(_File)).records, ""
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return [], f"{path} is none of this version of guardrun: {error}"
 

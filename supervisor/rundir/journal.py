@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from guardrun.supervisor.base.background_work import BackgroundWriter
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.own_files import open_own, open_to_add
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.engine.engine import Engine
@@ -57,8 +58,8 @@ class _Envelope(msgspec.Struct, kw_only=True):
     t: float
 
 
-_DECODER = msgspec.json.Decoder(Line)
-_ENVELOPE_DECODER = msgspec.json.Decoder(_Envelope)
+_DECODER = msgspec.json.Decoder(known_type(Line))
+_ENVELOPE_DECODER = msgspec.json.Decoder(known_type(_Envelope))
 _ENCODER = msgspec.json.Encoder()
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.own_files import read_own, write_own
 
 FOLDER = "profiles"
@@ -153,7 +154,7 @@ def read_summaries(run_dir: Path, number: int, is_anybodys: bool = False) -> Ite
     for _, name in sorted((int(m[1]), m[0]) for m in map(_SUMMARY.fullmatch, names) if m):
         with suppress(OSError, ValueError):
             data = read_own(folder / name, is_anybodys=is_anybodys, limit=2 * MAX_SUMMARY_BYTES)
-            summary = msgspec.json.decode(data, type=ProfileSummary)
+            summary = msgspec.json.decode(data, type=known_type(ProfileSummary))
             if summary.steps:
                 yield summary
 

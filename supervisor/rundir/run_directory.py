@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.own_files import open_folder, open_own, read_own, write_own
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.engine.model.events import FleetPlan, Settings
@@ -125,7 +126,7 @@ def read_run_file(run_dir: Path, *, is_anybodys: bool = False) -> RunFile:
 
     Raises NotOwnError, FileNotFoundError, or msgspec.DecodeError where it is no run's.
     """
-    return msgspec.json.decode(read_own(run_dir / RUN_FILE, is_anybodys=is_anybodys), type=RunFile)
+    return msgspec.json.decode(read_own(run_dir / RUN_FILE, is_anybodys=is_anybodys), type=known_type(RunFile))
 
 
 def check_run_dir(run_dir: Path) -> None:

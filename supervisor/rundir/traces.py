@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.own_files import read_own, write_own
 
 FOLDER = "traces"
@@ -106,7 +107,7 @@ def read_traces(run_dir: Path, number: int | None = None) -> Iterator[ModuleTrac
         if number is not None and of != number:
             continue
         try:
-            yield msgspec.json.decode(read_own(run_dir / FOLDER / name, limit=MAX_BYTES), type=ModuleTrace)
+            yield msgspec.json.decode(read_own(run_dir / FOLDER / name, limit=MAX_BYTES), type=known_type(ModuleTrace))
         except (OSError, ValueError):
             continue
 

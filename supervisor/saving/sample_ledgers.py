@@ -2,7 +2,7 @@
 
 Of the newest MAX_SAVES saves, by the files that they wrote (their times and sizes, which renaming keeps). Nothing is
 ever written into the checkpoints' own folders. Before an attempt the account of its checkpoint goes into the socket
-folder, where ranks find it (hooks/guards/data_replay.py). Only in jobs of one node.
+folder, where ranks find it (hooks/data/data_replay.py). Only in jobs of one node.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import msgspec
 
 from guardrun.hooks.wire.ledger_page import consumed_name
 from guardrun.hooks.wire.messages import CheckpointSaved
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import read_own, write_own
 from guardrun.supervisor.base.printable import encode_json
@@ -165,7 +166,7 @@ class SampleLedgers:
 
 def _read(path: Path) -> list[SaveAccount]:
     try:
-        return msgspec.json.decode(read_own(path), type=list[SaveAccount])[-MAX_SAVES:]
+        return msgspec.json.decode(read_own(path), type=known_type(list[SaveAccount]))[-MAX_SAVES:]
     except (OSError, msgspec.DecodeError):  # none yet, or none of ours
         return []
 
@@ -176,7 +177,7 @@ def _is_same(one: SaveAccount, other: SaveAccount) -> bool:
 
 
 def _by_rank(account: SaveAccount) -> dict[str, list[dict[str, Any]]]:
-    """As hooks/guards/data_replay.Account reads it."""
+    """As hooks/data/data_replay.Account reads it."""
     found: dict[str, list[dict[str, Any]]] = {str(rank): [] for rank in range(account.world_size)}
     for loader in account.loaders:
         about = {

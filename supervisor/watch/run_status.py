@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
+
 STATES = {
     "R": "running",
     "S": "sleeping",
@@ -98,7 +100,7 @@ class RunStatus(msgspec.Struct, kw_only=True):
 
 def parse_status(data: dict[str, Any]) -> RunStatus:
     """Raises ValueError where it is not one of this version of guardrun."""
-    return msgspec.convert(data, RunStatus)
+    return msgspec.convert(data, known_type(RunStatus))
 
 
 def state_words(state: str, exitcode: int | None) -> str:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.printable import encode_msgpack
 from guardrun.supervisor.health.base.findings import Finding
 from guardrun.supervisor.health.base.readings import Readout
@@ -166,8 +167,8 @@ class Refused(_Wire, frozen=True, kw_only=True, tag="refused"):
 ToAgent = Hello | RegisterJob | EndJob | Subscribe | Ask
 FromAgent = Welcome | Facts | Findings | QuarantineIs | Answer | Refused
 
-TO_AGENT: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(ToAgent)
-FROM_AGENT: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(FromAgent)
+TO_AGENT: msgspec.msgpack.Decoder[ToAgent] = msgspec.msgpack.Decoder(known_type(ToAgent))
+FROM_AGENT: msgspec.msgpack.Decoder[FromAgent] = msgspec.msgpack.Decoder(known_type(FromAgent))
 
 
 class Peer(NamedTuple):

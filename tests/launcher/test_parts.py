@@ -162,7 +162,8 @@ def test_hooks_know_whose_timeout_it_is(monkeypatch: pytest.MonkeyPatch, users: 
 @pytest.mark.parametrize("every", [0, 500])
 def test_hooks_know_how_often_replicas_are_compared(every: int) -> None:
     config = msgspec.structs.replace(Config(), guards=GuardsTable(check_every=every))
-    file = SimpleNamespace(socket_dir="/s", launcher_pid=1, token="t", run_id="r", config=config.as_dict(), fleet=None)
+    own = {"socket_dir": "/s", "cwd": "/w", "checkpoint_dir": "", "fleet": None}
+    file = SimpleNamespace(**own, launcher_pid=1, token="t", run_id="r", config=config.as_dict())
     run: Any = SimpleNamespace(file=file, path=Path("/run"))
     hooks = json.loads(str(run_environment(run, config, 0, None)["GUARDRUN_HOOKS"]))
     assert hooks["check_every"] == config.settings().check_every == every

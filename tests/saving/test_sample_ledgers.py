@@ -11,8 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from guardrun.hooks.guards.data_replay import Account
-from guardrun.hooks.guards.sample_ledger import SampleLedger
+from guardrun.hooks.data.data_replay import Account
+from guardrun.hooks.data.sample_ledger import SampleLedger
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.ledger_page import consumed_name
 from guardrun.hooks.wire.messages import CheckpointSaved

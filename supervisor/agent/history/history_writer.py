@@ -21,6 +21,7 @@ import msgspec
 from guardrun.supervisor.agent.history.downsampling import Point
 from guardrun.supervisor.agent.history.history import NAME, Entry, History, Query, SpoiltError, is_spoilt, set_aside
 from guardrun.supervisor.base.background_work import BackgroundWriter
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.own_files import write_file
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.health.base.findings import Finding
@@ -188,7 +189,7 @@ class FindingStartTimes:
         """Take up what the last agent left; nothing where that can't be read."""
         self._began_s = now_s
         try:
-            self._before = msgspec.json.decode(self._path.read_bytes(), type=dict[str, float])
+            self._before = msgspec.json.decode(self._path.read_bytes(), type=known_type(dict[str, float]))
         except (OSError, ValueError, RecursionError):  # msgspec's errors are ValueErrors
             self._before = {}
 

@@ -27,6 +27,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.checkpoints.reading.confined_process import LENGTH, Examiner
 from guardrun.supervisor.checkpoints.reading.folder_contents import open_regular
 from guardrun.supervisor.checkpoints.reading.torch_file import Contents
@@ -129,7 +130,7 @@ class Here:
 
     def answer(self, question: dict[str, Any], fd: int) -> Answer:
         """Of an open file."""
-        return msgspec.convert(self._examiner.answer(question, fd), Answer)
+        return msgspec.convert(self._examiner.answer(question, fd), known_type(Answer))
 
     def rest(self) -> None:
         """There is nothing to let go of."""
@@ -236,7 +237,7 @@ class Confined:
             text = msgspec.json.encode(question)
             data = LENGTH.pack(len(text)) + text
             process.socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
-            answer = msgspec.json.decode(_receive(process.socket, patience), type=Answer)
+            answer = msgspec.json.decode(_receive(process.socket, patience), type=known_type(Answer))
         except TimeoutError:
             self._drop(process)
             return Answer(unjudged=_TOO_SLOW, is_final=False)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.printable import make_harmless
 from guardrun.supervisor.cli.assistants import hints
 from guardrun.supervisor.cli.assistants import tools as to
@@ -312,7 +313,7 @@ DO: dict[str, Callable[[Scope, Any], Answer]] = {
 def answer(scope: Scope, name: str, arguments: Any) -> Answer:
     """What a tool finds out. arguments: of its struct. Never raises for what the run does."""
     try:
-        return DO[name](scope, msgspec.convert(arguments, to.BY_NAME[name].arguments))
+        return DO[name](scope, msgspec.convert(arguments, known_type(to.BY_NAME[name].arguments)))
     except CtlError as error:
         return _refusal(f"{name}: no answer.", str(error))
     except OSError as error:

@@ -15,6 +15,7 @@ from mcp.server.lowlevel import Server
 from mcp.shared.message import SessionMessage
 
 from guardrun import __version__
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.cli.assistants.answers import MARK, MAX_LINE, Answer, Kept, present, visible
 from guardrun.supervisor.cli.assistants.lines import Lines
 from guardrun.supervisor.cli.assistants.tools import BY_NAME, TOOLS, MoreArguments, Tool
@@ -58,7 +59,7 @@ class Assistants:
                 True,
             )
         try:
-            given = msgspec.convert(arguments, tool.arguments, strict=False)
+            given = msgspec.convert(arguments, known_type(tool.arguments), strict=False)
         except msgspec.ValidationError as error:
             return f"guardrun: {tool.name}: these arguments can't be used: {visible(str(error))[:MAX_LINE]}", True
         if isinstance(given, MoreArguments):

@@ -17,6 +17,8 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
+
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
 MODULE = "guardrun.supervisor.cli.assistants.worker"
@@ -42,7 +44,7 @@ def main() -> int:
     target = os.dup(1)
     os.dup2(2, 1)
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=Request)
+    request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=known_type(Request))
     if os.getppid() != request.parent:  # it has ended before the kernel was told
         return 1
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]

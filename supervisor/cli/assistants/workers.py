@@ -13,6 +13,7 @@ import anyio
 import anyio.abc
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.printable import encode_msgpack
 from guardrun.supervisor.cli.assistants.answers import MAX_KEPT, Answer
 from guardrun.supervisor.cli.assistants.tools import TOOLS, Arguments, Tool
@@ -60,7 +61,7 @@ class Workers:
         try:
             with anyio.fail_after(tool.seconds):
                 data = await _exchange(process, encode_msgpack(request))
-            return msgspec.msgpack.decode(data, type=Answer)
+            return msgspec.msgpack.decode(data, type=known_type(Answer))
         except TimeoutError:
             return _none(tool, f"it took longer than {tool.seconds:g} s, and was ended.")
         except (msgspec.DecodeError, anyio.BrokenResourceError):

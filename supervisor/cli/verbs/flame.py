@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.cli.base.asking import examine, find_living, not_understood, print_missing
 from guardrun.supervisor.cli.base.verb import (
     NO,
@@ -63,7 +64,9 @@ def _run(call: Call) -> int:
         out.aside(f"watching for {seconds:g} s{paused}. It ends by itself, also without guardctl")
     examined = examine(call, "flame", ranks, {"rate": rate, "native": native}, seconds)
     try:
-        flames = {number: unpack(msgspec.convert(one, Sampled)) for number, one in sorted(examined.ranks.items())}
+        flames = {
+            number: unpack(msgspec.convert(one, known_type(Sampled))) for number, one in sorted(examined.ranks.items())
+        }
     except ValueError as error:
         raise not_understood(error) from None
     ended, told = time.gmtime(), {}

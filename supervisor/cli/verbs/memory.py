@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from guardrun.hooks.wire.examinations import MAX_SECONDS, MIN_TRACED_S, SNAPSHOT
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.cli.base.asking import Examined, examine, find_living, not_understood, print_missing
 from guardrun.supervisor.cli.base.verb import NO, OK, USAGE, Call, Verb, add_run_option
 from guardrun.supervisor.cli.views.memory_view import Allocations, print_allocations
@@ -49,7 +50,7 @@ def _run(call: Call) -> int:
         )
     examined = examine(call, SNAPSHOT if given.device else "allocations", ranks, {"seconds": seconds}, seconds)
     try:
-        told = {number: msgspec.convert(one, _kind(call)) for number, one in sorted(examined.ranks.items())}
+        told = {number: msgspec.convert(one, known_type(_kind(call))) for number, one in sorted(examined.ranks.items())}
     except msgspec.ValidationError as error:
         raise not_understood(error) from None
     if call.out.is_json:

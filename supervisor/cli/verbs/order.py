@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.cli.base.asking import ask_run, who_asks
 from guardrun.supervisor.cli.base.verb import NO, OK, Call, CtlError, Verb, add_run_argument, add_run_option
 from guardrun.supervisor.cli.views.diagnosis_view import print_each, print_stacks
@@ -87,7 +88,7 @@ def _nodes(data: dict[str, Any]) -> dict[int, str]:
 
 def _looks(data: dict[str, Any]) -> list[RankLook]:
     try:
-        return msgspec.convert(data.get("ranks", []), list[RankLook])
+        return msgspec.convert(data.get("ranks", []), known_type(list[RankLook]))
     except msgspec.ValidationError as error:
         raise CtlError(f"the supervisor's answer is not one of this version of guardrun: {error}") from None
 

@@ -16,6 +16,7 @@ from urllib.parse import parse_qs
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.cli.base.verb import CtlError
 from guardrun.supervisor.cli.web.access import PAGE_HEADERS, REPORT_HEADERS, Headers, Refused, find_fault
 from guardrun.supervisor.cli.web.orders import ORDERS
@@ -188,7 +189,7 @@ def _number(query: dict[str, list[str]], name: str, otherwise: float) -> float:
 
 def _decode(body: bytes, kind: type[Any]) -> Any:
     try:
-        return msgspec.json.decode(body, type=kind)
+        return msgspec.json.decode(body, type=known_type(kind))
     except msgspec.DecodeError as error:
         raise _BadBody(str(error)) from None
 

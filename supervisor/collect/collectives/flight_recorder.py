@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.collect.collectives.worker_server import MAX_BYTES, too_long
 from guardrun.supervisor.engine.observation.collective_calls import runs_on_device
 
@@ -129,9 +130,9 @@ class _RawEntry(msgspec.Struct):
     time_created_ns: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
 
 
-_DECODER = msgspec.json.Decoder(_Raw)
-_ENTRY_DECODER = msgspec.json.Decoder(_RawEntry)
-_COUNTS_DECODER = msgspec.json.Decoder(_RawCounts, strict=False)
+_DECODER = msgspec.json.Decoder(known_type(_Raw))
+_ENTRY_DECODER = msgspec.json.Decoder(known_type(_RawEntry))
+_COUNTS_DECODER = msgspec.json.Decoder(known_type(_RawCounts), strict=False)
 _COUNTED = ("last_enqueued_collective", "last_started_collective", "last_completed_collective")
 
 

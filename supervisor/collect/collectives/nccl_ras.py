@@ -17,6 +17,7 @@ from collections.abc import Mapping, Set
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.engine.model.looks import Reading
 
 PORT = 28028
@@ -132,7 +133,7 @@ def parse_status(text: str, pids: Set[int]) -> list[Reading]:
     """
     if not text.lstrip().startswith("{"):
         return []
-    status = msgspec.json.decode(text, type=_Status)
+    status = msgspec.json.decode(text, type=known_type(_Status))
     readings: list[Reading] = []
     for known in status.communicators:
         if not pids & ({rank.pid for rank in known.ranks} | {missing.pid for missing in known.missing_ranks}):

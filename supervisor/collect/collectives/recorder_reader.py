@@ -20,6 +20,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from guardrun.hooks.wire.board import MAGIC, Field, Milestone
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.collect.collectives.calls_page import CallsPage
 from guardrun.supervisor.collect.collectives.dump_pipe import dump_by_pipe
 from guardrun.supervisor.collect.collectives.flight_recorder import (
@@ -166,7 +167,7 @@ class RecorderReader:
         if obstacle:
             raise TraceError(obstacle)
         try:
-            known = msgspec.json.decode(request(socket, "GET", "/handler/", deadline), type=list[str])
+            known = msgspec.json.decode(request(socket, "GET", "/handler/", deadline), type=known_type(list[str]))
             if HOST not in known and DEVICE not in known:
                 raise TraceError("this torch's worker server has no flight recorder")
             traces, counts, trouble = [], {}, ""

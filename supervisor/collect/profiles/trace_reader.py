@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.collect.profiles.reader_process import CPU_S, Answer
 from guardrun.supervisor.collect.ranks.stack_dumps import end_program
 from guardrun.supervisor.rundir.profiles import MAX_SUMMARY_BYTES, Breakdown
@@ -68,7 +69,7 @@ class TraceReader:
             data = file.read(MAX_SUMMARY_BYTES + 1)
         if len(data) > MAX_SUMMARY_BYTES:
             raise ValueError("what its trace comes to is too long")
-        answer = msgspec.json.decode(data, type=Answer)
+        answer = msgspec.json.decode(data, type=known_type(Answer))
         if answer.breakdown is None:
             raise ValueError("its trace has no operators, and no kernels")
         return answer.breakdown, answer.trace_bytes, answer.trace_trouble

@@ -16,6 +16,7 @@ import msgspec
 
 from guardrun.hooks.wire.messages import MAX_TEXT_CHARS, UncaughtException
 from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.collect.collectives.process_groups import read_last_calls
 from guardrun.supervisor.collect.host.node_readings import read_room
 from guardrun.supervisor.collect.host.oom_kills import OomWatch
@@ -66,7 +67,7 @@ def parse_traceback_frames(text: str) -> list[tuple[str, str, int]]:
 def parse_raised(data: bytes, clock: EngineClock) -> ErrorRecord | None:
     """The hooks' UncaughtException as JSON; of a file cut short whatever is there. None where it tells nothing."""
     try:
-        raised = msgspec.json.decode(data, type=UncaughtException)
+        raised = msgspec.json.decode(data, type=known_type(UncaughtException))
     except (msgspec.DecodeError, UnicodeDecodeError):
         return _salvage(data)
     return ErrorRecord(

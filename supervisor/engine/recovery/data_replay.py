@@ -1,4 +1,4 @@
-"""After a resume: are samples trained on again, or left out? As ranks tell it (hooks/guards/data_replay.py).
+"""After a resume: are samples trained on again, or left out? As ranks tell it (hooks/data/data_replay.py).
 
 Once all ranks have told of a data loader it stands in the incident that led to the resume, among the run's notes and in
 the attempt's record. A line says it where it is news. Nothing is done about it here.

@@ -13,6 +13,7 @@ import msgspec
 import zmq
 
 from guardrun import __version__
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import SECRET, make_private, read_own, write_own
 from guardrun.supervisor.base.printable import encode_json, encode_msgpack
@@ -154,7 +155,7 @@ class Coordinator:
             self._keys = msgspec.structs.replace(self._keys, is_everywhere=keys.is_everywhere)
         _write_keys(node.run_dir, self._keys)
         self._missed = Missed(fleet.plan, node.run_file.settings, time.monotonic())
-        self._decoder: msgspec.msgpack.Decoder[msg.Up] = msgspec.msgpack.Decoder(msg.Up)
+        self._decoder: msgspec.msgpack.Decoder[msg.Up] = msgspec.msgpack.Decoder(known_type(msg.Up))
         self._warned: set[str] = set()
         self._versions: dict[str, str] = {}
         """This node's, once another has joined."""
@@ -638,7 +639,7 @@ def _published(fleet: FleetFile) -> list[str]:
 
 def _read_keys(run_dir: Path, session: int) -> Keys | None:
     try:
-        keys = msgspec.json.decode(read_own(run_dir / KEYS_FILE), type=Keys)
+        keys = msgspec.json.decode(read_own(run_dir / KEYS_FILE), type=known_type(Keys))
     except (OSError, msgspec.DecodeError):
         return None
     return keys if keys.session == session else None

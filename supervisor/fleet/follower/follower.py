@@ -21,6 +21,7 @@ import zmq
 from guardrun import __version__
 from guardrun.hooks.wire.messages import CheckpointLoaded
 from guardrun.supervisor.base.background_work import BackgroundWriter
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import read_own
 from guardrun.supervisor.base.printable import encode_msgpack
@@ -70,7 +71,7 @@ class Follower:
         self._link: Link | None = None
         self._join: JoinFile | None = None
         self._poller: zmq.Poller | None = None
-        self._orders: msgspec.msgpack.Decoder[msg.Down] = msgspec.msgpack.Decoder(msg.Down)
+        self._orders: msgspec.msgpack.Decoder[msg.Down] = msgspec.msgpack.Decoder(known_type(msg.Down))
         self._attempt = -1
         """Whose ranks are alive here; -1: none are."""
         self._is_stopping = False
@@ -379,7 +380,7 @@ class Follower:
             return None
         try:
             data = read_own(Path(self._join.run_dir) / "summary.json")
-            return msgspec.json.decode(data, type=_Ended).exit_code
+            return msgspec.json.decode(data, type=known_type(_Ended)).exit_code
         except (OSError, msgspec.DecodeError):
             return None
 

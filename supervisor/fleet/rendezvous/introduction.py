@@ -30,6 +30,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.fleet.rendezvous import munge
 from guardrun.supervisor.fleet.rendezvous.join_file import JoinError, JoinFile, parse_join_file
@@ -270,7 +271,7 @@ class Introducer:
         if uid != os.geteuid():
             raise munge.MungeError(f"it is uid {uid}'s")
         try:
-            question = msgspec.json.decode(payload, type=_Question)
+            question = msgspec.json.decode(payload, type=known_type(_Question))
         except DECODE_ERRORS:
             raise munge.MungeError("no question") from None
         if question.run_key != self._run_key:
@@ -299,7 +300,7 @@ def introduce(
     if uid != os.geteuid():
         raise IntroductionError(f"{address}:{port} is uid {uid}'s, not ours", is_final=True)
     try:
-        said = msgspec.json.decode(payload, type=_Answer)
+        said = msgspec.json.decode(payload, type=known_type(_Answer))
         join = parse_join_file(_PLACE, bytes(said.join))
     except DECODE_ERRORS:
         raise IntroductionError(f"{address}:{port} answered what cannot be read", is_final=True) from None

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.own_files import SECRET, make_folders, write_file
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.fleet.transport.curve import Key, KeyPair
@@ -195,7 +196,7 @@ def find_join_file(path: Path, names: Collection[str]) -> JoinFile:
 def parse_join_file(path: Path, data: bytes) -> JoinFile:
     """Raises JoinError."""
     try:
-        join = msgspec.json.decode(data, type=JoinFile)
+        join = msgspec.json.decode(data, type=known_type(JoinFile))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise JoinError(f"{path} is no join file: {error}") from None
     if join.schema != SCHEMA or join.protocol != PROTOCOL:

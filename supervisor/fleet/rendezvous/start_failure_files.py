@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.engine.model.events import NodeAbsent
@@ -79,7 +80,7 @@ def take_back_said(path: Path) -> None:
 def read_said(path: Path, kind: type[SaidT]) -> SaidT | None:
     """None where there is none, or none that may be believed."""
     try:
-        said = msgspec.json.decode(read_own(path), type=kind)
+        said = msgspec.json.decode(read_own(path), type=known_type(kind))
     except (JoinError, OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return said if said.schema == SCHEMA and 0 < said.exit_code < 256 else None

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.printable import encode_msgpack
 from guardrun.supervisor.fleet.transport.curve import CurveAuthenticator, KeyPair, Monitor, make_router
 from guardrun.supervisor.fleet.transport.envelopes import (
@@ -108,7 +109,7 @@ class Hub:
         self.counters = Counters()
         self._peers = Peers()
         self._unanswered: dict[str, Peer] = {}
-        self._decoder: msgspec.msgpack.Decoder[FromFollower] = msgspec.msgpack.Decoder(FromFollower)
+        self._decoder: msgspec.msgpack.Decoder[FromFollower] = msgspec.msgpack.Decoder(known_type(FromFollower))
         self._encoder = msgspec.msgpack.Encoder()
         self._crowd = ConnectionLimiter(min(self._settings.max_crowd, raise_descriptor_limit() // CROWD_SHARE))
         self._context = zmq.Context()

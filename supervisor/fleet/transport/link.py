@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.printable import encode_msgpack
 from guardrun.supervisor.fleet.protocol.leader_loss_policy import Obstacle
 from guardrun.supervisor.fleet.protocol.lease import ASLEEP_S, NodeLease, boot_s
@@ -105,7 +106,7 @@ class Link:
         self._not_before_ns = 0
         self._hub = 0
         self._hub_lost = 0
-        self._decoder: msgspec.msgpack.Decoder[ToFollower] = msgspec.msgpack.Decoder(ToFollower)
+        self._decoder: msgspec.msgpack.Decoder[ToFollower] = msgspec.msgpack.Decoder(known_type(ToFollower))
         self._encoder = msgspec.msgpack.Encoder()
         self._context = zmq.Context()
         self._poller: zmq.Poller | None = None

@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.engine.model.looks import Frame, RankLook
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.observation.stack_grouping import MAIN, Stack, stacks_of
@@ -235,7 +236,7 @@ def _frame_words(frame: dict[str, Any]) -> str:
 
 def _look(entry: dict[str, Any]) -> RankLook | None:
     try:
-        return msgspec.convert(entry, RankLook, strict=False)
+        return msgspec.convert(entry, known_type(RankLook), strict=False)
     except msgspec.ValidationError:
         return None
 

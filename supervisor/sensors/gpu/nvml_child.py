@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.health.base.readings import Happening
 from guardrun.supervisor.sensors.gpu.nvml_calls import (
     DRIVER_NOT_LOADED,
@@ -93,7 +94,7 @@ def die_with(parent: int) -> None:
 def serve(sock: socket.socket, speaker: Speaker, watch: Watch, turns: queue.SimpleQueue[Turn]) -> None:
     """Take what the sensor says until it hangs up."""
     unframer = Unframer()
-    decoder = msgspec.msgpack.Decoder(ToProcess)
+    decoder = msgspec.msgpack.Decoder(known_type(ToProcess))
     while data := sock.recv(65536):
         for body in unframer.feed(data):
             frame = decoder.decode(body)

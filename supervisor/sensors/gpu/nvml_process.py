@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 import guardrun
+from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.sensors.gpu.nvml_wire import ToProcess, ToSensor, Unframer, encode
 
 _BOOT = (
@@ -52,7 +53,7 @@ class NvmlProcess:
         self._status: int | None = None
         self._sock = ours
         self._unframer = Unframer()
-        self._decoder = msgspec.msgpack.Decoder(ToSensor)
+        self._decoder = msgspec.msgpack.Decoder(known_type(ToSensor))
         self._frames: list[ToSensor] = []
 
     def fileno(self) -> int:

@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 import torch
 
+from guardrun.hooks.data import batch_trail
 from guardrun.hooks.examine import confined_code, evaluation
 from guardrun.hooks.examine.confined_code import FILE, Confined, Outlet, Program
 from guardrun.hooks.examine.evaluation import Evaluation
-from guardrun.hooks.guards import batch_trail
 from guardrun.hooks.patches.optimizer_steps import OptimizerSteps
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from guardrun.hooks.guards.batch_trail import find_epoch
+from guardrun.hooks.data.batch_trail import find_epoch
 from guardrun.hooks.patches.dataloaders import Batches, render_indices
 from guardrun.hooks.wire.messages import Beat, UncaughtException
 from guardrun.supervisor.base.clock import EngineClock

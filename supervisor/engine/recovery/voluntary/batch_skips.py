@@ -1,6 +1,6 @@
 """Which batches are left out after a rollback, so that what poisoned the parameters is not met again.
 
-Each rank names its batches around its first step that is not finite (hooks/guards/batch_trail.py). All batches of that
+Each rank names its batches around its first step that is not finite (hooks/data/batch_trail.py). All batches of that
 step are left out, of every rank its own: of a step whose gradients are reduced among ranks, and of the several batches
 that a step may accumulate, nobody else could be left with a batch more than others. Ranks whose batches are unknown, or
 lie elsewhere in their passes than those of others, keep everybody from it.

@@ -19,8 +19,8 @@ import sys
 from collections import deque
 from typing import Any
 
+from guardrun.hooks.data.batch_trail import STREAM, Stream, find_epoch, name_indices
 from guardrun.hooks.guards.agreement import WAIT_S, Agreement, connect, find_store
-from guardrun.hooks.guards.batch_trail import STREAM, Stream, find_epoch, name_indices
 from guardrun.hooks.rank.batch_orders import Order, orders_of
 from guardrun.hooks.rank.rank import Rank
 

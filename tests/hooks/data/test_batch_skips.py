@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 import guardrun.hooks
-from guardrun.hooks.guards import agreement, batch_trail
+from guardrun.hooks.data import batch_trail
+from guardrun.hooks.data.batch_skips import Skips
+from guardrun.hooks.guards import agreement
 from guardrun.hooks.guards.agreement import Agreement
-from guardrun.hooks.guards.batch_skips import Skips
 from guardrun.hooks.patches import dataloaders
 from guardrun.hooks.rank import rank as ranks
 from guardrun.hooks.rank.rank import Rank

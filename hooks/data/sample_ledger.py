@@ -15,7 +15,7 @@ from time import monotonic_ns
 from typing import Any
 
 from guardrun.hooks.calls.shared_file import SharedPage
-from guardrun.hooks.guards.samplers import has_random_passes, has_state
+from guardrun.hooks.data.samplers import has_random_passes, has_state
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.ledger_page import (
     HEAD_WORDS,
@@ -36,8 +36,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
 
-    from guardrun.hooks.guards.batch_trail import Stream
-    from guardrun.hooks.guards.data_replay import Account
+    from guardrun.hooks.data.batch_trail import Stream
+    from guardrun.hooks.data.data_replay import Account
 
 MOST_INDICES = 64
 """Of a batch."""

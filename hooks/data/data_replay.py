@@ -24,11 +24,11 @@ from collections.abc import Callable
 from time import monotonic_ns
 from typing import Any
 
+from guardrun.hooks.data.batch_skips import Pass, find_agreement
+from guardrun.hooks.data.batch_trail import STREAM, Stream, find_epoch
+from guardrun.hooks.data.sample_ledger import add_to, number_of
+from guardrun.hooks.data.samplers import describe_sampler
 from guardrun.hooks.guards.agreement import WAIT_S
-from guardrun.hooks.guards.batch_skips import Pass, find_agreement
-from guardrun.hooks.guards.batch_trail import STREAM, Stream, find_epoch
-from guardrun.hooks.guards.sample_ledger import add_to, number_of
-from guardrun.hooks.guards.samplers import describe_sampler
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field, Milestone
 from guardrun.hooks.wire.ledger_page import Flag

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from guardrun.hooks.guards import batch_trail, data_replay
+from guardrun.hooks.data import batch_trail, data_replay
+from guardrun.hooks.data.data_replay import Replay
 from guardrun.hooks.guards.agreement import Agreement
-from guardrun.hooks.guards.data_replay import Replay
 from guardrun.hooks.patches import dataloaders
 from guardrun.hooks.rank import rank as ranks
 from guardrun.hooks.rank.rank import Rank

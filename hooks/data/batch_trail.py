@@ -15,7 +15,7 @@ from collections import deque
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from guardrun.hooks.guards.sample_ledger import Pass, SampleLedger, flags_of
+from guardrun.hooks.data.sample_ledger import Pass, SampleLedger, flags_of
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 
@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
 
-    from guardrun.hooks.guards.data_replay import Account
+    from guardrun.hooks.data.data_replay import Account
 
 MAX_KEPT = 512
 MAX_BATCH = 5_000

@@ -1,0 +1,27 @@
+"""Types that msgspec decodes into, made known to it one at a time.
+
+The first time that a Struct is decoded into, msgspec gathers what it has to know of it, and of all that it holds.
+Another thread that needs one of these meanwhile finds it half done, and the process ends by SIGSEGV (seen with 0.22).
+So whatever is given to msgspec to decode or convert into, in a process that may have threads, goes through here.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+_LOCK = threading.RLock()
+_KNOWN: set[object] = set()
+
+
+def known_type(kind: T) -> T:
+    """The same type, once msgspec knows all of it. Raises what msgspec raises of a type that it can't decode into."""
+    if kind not in _KNOWN:
+        with _LOCK:
+            msgspec.json.Decoder(kind)
+            _KNOWN.add(kind)
+    return kind
