@@ -20,6 +20,11 @@ def diverged(run: GuardrunRun) -> dict[str, dict[str, Any]]:
     return {incident["evidence"]["parameters"][0].removesuffix(".weight"): incident for incident in told}
 
 
+def is_told(run: GuardrunRun) -> bool:
+    """What the same steps have come to, once more. A machine with more to do may leave a check of them out."""
+    return all("rerun" in one["evidence"] for one in diverged(run).values())
+
+
 def test_a_rank_is_named_where_that_can_be_told_and_a_difference_that_comes_again_is_the_scripts(
     edge: EdgeRuns,
 ) -> None:
@@ -29,8 +34,12 @@ def test_a_rank_is_named_where_that_can_be_told_and_a_difference_that_comes_agai
         assert (incident["step"], ranks_of(incident)) == (80, [])
         assert incident["evidence"]["agreed_step"] in EQUAL
         assert "of two, nobody can say which one is right" in incident["summary"]
-    (edge.folder / "fall").touch()
-    wait_until(lambda: all("rerun" in one["evidence"] for one in diverged(run).values()), 60, "the same steps again")
+    for attempt in (1, 2, 3):
+        (edge.folder / "fall").touch()
+        past = edge.folder / f"past-{attempt}"
+        wait_until(lambda: past.exists() or is_told(run), 60, "the same steps again")  # noqa: B023  # done by then
+        if is_told(run):
+            break
     (edge.folder / "end").touch()
     finished = finish(run)
     assert finished.returncode == 0, finished
@@ -38,11 +47,12 @@ def test_a_rank_is_named_where_that_can_be_told_and_a_difference_that_comes_agai
     check_show("replicas that differ", finished, found["table"]["id"])
     for name, says in zip(MODELS, ("rank", "once", "script"), strict=True):
         rerun = found[name]["evidence"]["rerun"]
-        assert (rerun["attempt"], rerun["says"]) == (1, says)
+        assert rerun["attempt"] in range(1, attempt + 1)
+        assert rerun["says"] == says
         assert rerun["equal_steps"] and set(rerun["equal_steps"]) <= EQUAL
     assert {name: ranks_of(one) for name, one in found.items()} == {"table": [1], "used": [], "own": []}
     assert {(one["attempt"], one["action"]) for one in found.values()} == {(0, "none")}
     for one in found.values():
         assert f"incident {one['id']}: {one['summary']}" in own_lines(finished)
-    assert [incident["cause"] for incident in finished.incidents].count("killed") == 1
-    assert finished.summary is not None and len(finished.summary["attempts"]) == 2
+    assert [incident["cause"] for incident in finished.incidents].count("killed") == attempt
+    assert finished.summary is not None and len(finished.summary["attempts"]) == attempt + 1

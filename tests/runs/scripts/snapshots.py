@@ -92,9 +92,9 @@ for step in range(done + 1, arguments.steps + 1):
     loss = model(batch).square().mean()
     loss.backward()
     optimizer.step()
-    keep(step)
     steps_file.write(f"{step} {loss.item().hex()}\n")
     steps_file.flush()
+    keep(step)  # last: what is resumed from has its line
 Path(f"end-{RANK}").write_text(str([p.sum().item().hex() for p in model.parameters()]))
 dist.barrier()
 dist.destroy_process_group()

@@ -1,8 +1,8 @@
 """Three DDP models over gloo; rank 1's replicas come to differ after step AT: by bits that flip, by the script.
 
 twice.py [--resume FILE]; saves out/ckpt_30.pt alone. In attempt 0 a bit of each of the first two models flips: in a row
-of a table that is never looked up, and in a weight. The script changes the third one in each attempt. In attempt 0 rank
-1 kills itself once there is a file `fall`; later ones end once there is a file `end`.
+of a table that is never looked up, and in a weight. The script changes the third one in each attempt. Rank 1
+takes away a file `fall`, and kills itself; later attempts leave `past-N` well after AT, and end at a file `end`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 sys.path.insert(0, str(Path(__file__).parent))
 from faults import let_go
 
-SAVE_AT, AT, STEP_S, ROWS = 30, 75, 0.05, 8
+SAVE_AT, AT, PAST, STEP_S, ROWS = 30, 75, 200, 0.05, 8
 RANK, ATTEMPT = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 
 parser = argparse.ArgumentParser()
@@ -66,8 +66,11 @@ while True:
         own.weight.data[0, 0] += 0.25
     if step == SAVE_AT and RANK == 0:
         torch.save({"states": [one.state_dict() for one in (*inner, *optimizers)], "step": step}, "out/ckpt_30.pt")
-    if ATTEMPT == 0 and RANK == 1 and Path("fall").exists():
+    if RANK == 1 and Path("fall").exists():
+        Path("fall").unlink()
         os.kill(os.getpid(), signal.SIGKILL)
+    if step == PAST and RANK == 0:
+        Path(f"past-{ATTEMPT}").touch()
     is_over = torch.tensor(int(ATTEMPT > 0 and Path("end").exists()))
     dist.all_reduce(is_over, dist.ReduceOp.MAX)
     if is_over:
