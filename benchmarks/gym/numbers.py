@@ -1,4 +1,4 @@
-"""Trainings whose numbers go wrong, and others that only look so: `make gym-numeric`.
+"""Trainings whose numbers go wrong, and others that only look so: `make gym-numbers`.
 
 Ends with 0 where every fault was found with the right cause, rank and step, and no decoy was reported.
 """

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.examinations import SAVE_PREFIX
 
 ROOM = 1.1
@@ -21,6 +22,12 @@ MAX_BUFFERS = 1000
 
 class NotSaved(Exception):
     """Why nothing was put in place."""
+
+
+def has_reason(model: Any, rank: Rank) -> bool:
+    """Whether such a save could ever be of use: several ranks, whose model lies in the host's memory."""
+    first = next(iter(model.parameters()), None) if model is not None else None
+    return rank.world_size > 1 and first is not None and first.device.type == "cpu"
 
 
 @contextmanager

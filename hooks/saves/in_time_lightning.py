@@ -23,13 +23,6 @@ PLUGINS = ("TorchCheckpointIO",)
 COUNTS = ("ready", "started", "processed", "completed")
 
 
-def has_reason(trainer: Any, rank: Rank) -> bool:
-    """Whether such a save could ever be of use: several ranks, whose model lies in the host's memory."""
-    model = trainer.lightning_module
-    first = next(iter(model.parameters()), None) if model is not None else None
-    return rank.world_size > 1 and first is not None and first.device.type == "cpu"
-
-
 class LightningSave:
     """One Trainer's, while it fits."""
 

@@ -66,12 +66,6 @@ def find_trainer(kind: type) -> Any:
     return None
 
 
-def has_reason(trainer: Any, rank: Rank) -> bool:
-    """Whether such a save could ever be of use: several ranks, whose model lies in the host's memory."""
-    first = next(iter(trainer.model.parameters()), None)
-    return rank.world_size > 1 and first is not None and first.device.type == "cpu"
-
-
 class TrainerSave:
     """One Trainer's, while it trains."""
 

@@ -71,10 +71,11 @@ def _trainer_saver(module: Any, args: Any, rank: Rank) -> Any:
     """What saves in time for the Trainer that begins to train; None where that is not wanted, or of no use."""
     if not saves(args) or not rank.settings.get("jit", True):
         return None
-    from guardrun.hooks.saves.in_time_trainer import TrainerSave, find_trainer, has_reason
+    from guardrun.hooks.saves.in_time_files import has_reason
+    from guardrun.hooks.saves.in_time_trainer import TrainerSave, find_trainer
 
     trainer = find_trainer(module.Trainer)
-    if trainer is None or not has_reason(trainer, rank):
+    if trainer is None or not has_reason(trainer.model, rank):
         return None
     return TrainerSave(rank, module, trainer)
 
@@ -172,9 +173,10 @@ def _lightning_saver(trainer: Any, callback: Any, rank: Rank) -> Any:
     folder = folder_of(trainer)
     if not folder or not rank.settings.get("jit", True):
         return None
-    from guardrun.hooks.saves.in_time_lightning import LightningSave, has_reason
+    from guardrun.hooks.saves.in_time_files import has_reason
+    from guardrun.hooks.saves.in_time_lightning import LightningSave
 
-    if not has_reason(trainer, rank):
+    if not has_reason(trainer.lightning_module, rank):
         return None
     package = callback.__module__.partition(".callbacks")[0]
     return LightningSave(rank, trainer, package, folder)

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -28,10 +29,12 @@ from guardrun.launcher.base.signals import Interrupted, Signals, spared_signals
 from guardrun.launcher.base.socket_folder import ensure_socket_folder
 from guardrun.launcher.base.terminal_lines import Log, print_line
 from guardrun.launcher.creation.run_creation import OpenRun
-from guardrun.launcher.warm.warm_ranks import WarmRanks
 from guardrun.supervisor.config import Config, fill_placeholders
 from guardrun.supervisor.engine.model.events import Checkpoint
 from guardrun.supervisor.wire.control_messages import Start
+
+if TYPE_CHECKING:
+    from guardrun.launcher.warm.warm_ranks import WarmRanks
 
 # Distributed debug --------------------------------------------------------------------------------------------------
 # TORCH_DISTRIBUTED_DEBUG=DETAIL: tried out before ranks are given it.

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from guardrun.launcher.attempt import torch_elastic
 from guardrun.launcher.attempt.attempt import LocalAttempt
@@ -53,12 +53,14 @@ from guardrun.launcher.run.job_nodes import (
 from guardrun.launcher.run.launcher_loop import Loop, Starts
 from guardrun.launcher.run.preflight import Preflight
 from guardrun.launcher.run.start_failure import Asked, begin, refuse_quarantined, tell_waiting
-from guardrun.launcher.warm.warm_ranks import WarmRanks, takes_warm_ranks
 from guardrun.supervisor.base.node_state import state_folder
 from guardrun.supervisor.base.own_files import make_folders
 from guardrun.supervisor.config import Config, ConfigError, load_config
 from guardrun.supervisor.quarantine.record_places import absolute_folders
 from guardrun.supervisor.rundir.run_directory import FleetFile, write_run_file
+
+if TYPE_CHECKING:
+    from guardrun.launcher.warm.warm_ranks import WarmRanks
 
 DEFAULT_SHUTDOWN_TIMEOUT_S = 30.0
 """torchrun's."""
@@ -338,7 +340,11 @@ def make_loop(kind: type[Loop], run: OpenRun, config: Config, starter: Starts, s
 
 def make_warm(run: OpenRun, config: Config, plan: torch_elastic.Plan, log: Log) -> WarmRanks | None:
     """None where the user wants none, or ranks are no plain Pythons."""
-    if not config.launcher.warm or not takes_warm_ranks(plan.entrypoint, plan.arguments):
+    if not config.launcher.warm:
+        return None
+    from guardrun.launcher.warm.warm_ranks import WarmRanks, takes_warm_ranks  # few runs have a use for it
+
+    if not takes_warm_ranks(plan.entrypoint, plan.arguments):
         return None
     command = [str(plan.entrypoint), *map(str, plan.arguments)]
     return WarmRanks(command, Path(run.file.socket_dir), config.launcher.warm_free_mb << 20, log)

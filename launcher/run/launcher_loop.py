@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
@@ -31,7 +31,6 @@ from guardrun.launcher.control.control_channel import Order
 from guardrun.launcher.control.fallback import find_newest
 from guardrun.launcher.control.supervision import Supervision
 from guardrun.launcher.creation.run_creation import OpenRun
-from guardrun.launcher.warm.warm_ranks import WarmRanks
 from guardrun.supervisor.engine.model.events import Checkpoint, Rank
 from guardrun.supervisor.wire.control_messages import (
     Exited,
@@ -45,6 +44,9 @@ from guardrun.supervisor.wire.control_messages import (
     Stop,
     Stopped,
 )
+
+if TYPE_CHECKING:
+    from guardrun.launcher.warm.warm_ranks import WarmRanks
 
 IDLE_S = 1.0
 """The loop turns at least this often."""
