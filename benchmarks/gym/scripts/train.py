@@ -284,9 +284,17 @@ def let_go() -> None:
 
     DDP's end joins them with the GIL in hand, and whoever is still at it may want that: torch waits for ever.
     """
-    stats = [path / "stat" for path in Path("/proc/self/task").iterdir() if "gloo" in (path / "comm").read_text()]
-    while any(path.read_text().rpartition(")")[2].split()[0] != "S" for path in stats):
+    while any(map(at_work, Path("/proc/self/task").iterdir())):
         time.sleep(0.001)
+
+
+def at_work(task: Path) -> bool:
+    """Whether this thread is one of gloo's that doesn't wait. One that ends while it is looked at has let go."""
+    try:
+        name, _, state = (task / "stat").read_text().rpartition(")")
+    except OSError:
+        return False
+    return "gloo" in name and state.split()[0] != "S"
 
 
 # [heartbeats] client = fault_tolerance.RankMonitorClient()

@@ -39,7 +39,16 @@ while step < STEPS:
 while not os.path.exists(sys.argv[3]):
     time.sleep(0.05)
 dist.destroy_process_group()
+
+
 # As let_go of faults.py, which a copy of this script does not have beside it.
-stats = [task / "stat" for task in Path("/proc/self/task").iterdir() if "gloo" in (task / "comm").read_text()]
-while any(stat.read_text().rpartition(")")[2].split()[0] != "S" for stat in stats):
+def at_work(task: Path) -> bool:
+    try:
+        name, _, state = (task / "stat").read_text().rpartition(")")
+    except OSError:
+        return False
+    return "gloo" in name and state.split()[0] != "S"
+
+
+while any(map(at_work, Path("/proc/self/task").iterdir())):
     time.sleep(0.001)
