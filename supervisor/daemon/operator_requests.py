@@ -18,6 +18,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.observation.frames import rank_list
 from guardrun.supervisor.engine.state.job_nodes import Standing
+from guardrun.supervisor.engine.state.state import without_stall
 from guardrun.supervisor.node.rank_collection import look_now
 from guardrun.supervisor.node.run_context import EngineContext
 from guardrun.supervisor.rundir.journal import Journal
@@ -106,6 +107,7 @@ class Answers:
         now_s = self._node.clock.now()
         checkpoint = state.checkpoint
         attempt = state.attempt.number if state.attempt else None
+        ledger = without_stall(state, now_s)
         boards = context.fleet.boards if context.fleet is not None else None
         here = self._rows_here()
         others = sorted(set(state.attempt.ranks) - {row.global_rank for row in here}) if state.attempt else []
@@ -119,8 +121,8 @@ class Answers:
             "held": state.is_held,
             "stall": self._stall(now_s),
             "restarts": state.restarts,
-            "goodput": round(state.ledger.goodput(now_s), 4),
-            "lost_s": state.ledger.lost_s(now_s),
+            "goodput": round(ledger.goodput(now_s), 4),
+            "lost_s": ledger.lost_s(now_s),
             "ranks": [
                 *(self._rank(self._node.ingest.ranks[row.global_rank], row, 0.0) for row in here),
                 *(self._rank_elsewhere(number, now_s) for number in others),

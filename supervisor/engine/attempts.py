@@ -30,7 +30,7 @@ from guardrun.supervisor.engine.recovery.recovered import on_good_end
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt, stop_words
 from guardrun.supervisor.engine.state import hand_changes
 from guardrun.supervisor.engine.state.incidents import change
-from guardrun.supervisor.engine.state.state import Attempt, RankState, State, attempt_of, enter
+from guardrun.supervisor.engine.state.state import Attempt, RankState, State, attempt_of, book_end, enter
 
 CHOICE_TRIES = 3
 
@@ -168,7 +168,7 @@ def on_attempt_stopped(state: State, event: ev.AttemptStopped, now_s: float) -> 
         return actions + finish(state, "interrupted", 128 + state.signum, stop_words(state), now_s)
     if state.phase is Phase.RUNNING:
         enter(state, Phase.STOPPING)
-        state.ledger.switch(STOPPING, now_s)
+        book_end(state, STOPPING, now_s)
     if not state.is_crashing and all(_ended_well(state, r) for r in attempt.ranks.values()):
         actions += on_good_end(state, now_s)
         return actions + finish(state, "finished", 0, "training ended well", now_s)
@@ -199,7 +199,7 @@ def on_stop_requested(state: State, event: ev.StopRequested, now_s: float) -> li
     if state.phase is Phase.ENDING:
         return requeue.on_stop(state, event, now_s)
     state.signum, state.signalled = event.signum, event.node
-    state.ledger.switch(OTHER, now_s)
+    book_end(state, OTHER, now_s)
     actions = ending(state)
     if state.attempt is None or state.attempt.ended_s is not None:
         return actions + finish(state, "interrupted", 128 + event.signum, stop_words(state), now_s)

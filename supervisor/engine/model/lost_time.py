@@ -7,7 +7,7 @@ import msgspec
 TRAINING = "training"
 """Getting further than ever before."""
 DETECTING = "detecting"
-"""From the last progress to the verdict."""
+"""From the last progress to the verdict, or to the end of an attempt that has none."""
 STOPPING = "stopping"
 """From the verdict until nothing of the attempt was alive."""
 STARTING = "starting"
@@ -15,7 +15,8 @@ STARTING = "starting"
 REDOING = "redoing"
 """Repeating steps that an earlier attempt had done."""
 OTHER = "other"
-"""Frozen, not running (between a guardrun that died and the one that went on), clearing up."""
+"""Frozen, hung and left so (held, `act = false`), not running (between a guardrun that died and the one that went on),
+clearing up."""
 
 
 class Ledger(msgspec.Struct):

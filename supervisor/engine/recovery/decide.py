@@ -20,7 +20,7 @@ from guardrun.supervisor.engine.model.actions import (
     StopAttempt,
     TakeLook,
 )
-from guardrun.supervisor.engine.model.lost_time import DETECTING, STOPPING
+from guardrun.supervisor.engine.model.lost_time import DETECTING, OTHER, STOPPING
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.model.verdicts import (
     Changed,
@@ -42,7 +42,7 @@ from guardrun.supervisor.engine.recovery.voluntary import in_time, refusals, rol
 from guardrun.supervisor.engine.state import hand_changes
 from guardrun.supervisor.engine.state.hand_changes import HandChange
 from guardrun.supervisor.engine.state.incidents import change, culprits_of, told_again, write
-from guardrun.supervisor.engine.state.state import State, attempt_of, enter
+from guardrun.supervisor.engine.state.state import State, attempt_of, enter, without_stall
 from guardrun.supervisor.health.base.findings import Response
 
 MAX_AVOIDED = 50
@@ -149,6 +149,9 @@ def report(state: State, found: Detected, now_s: float) -> tuple[Incident, list[
     if found.stops_since_s is not None:
         is_well = found.kind == "hang"
         actions += stop_for(state, incident.id, onset_s=found.stops_since_s, now_s=now_s, is_well=is_well)
+    elif found.kind == "hang" and found.ends_with_progress:
+        state.ledger.reclassify(DETECTING, found.onset_s, now_s)
+        state.ledger.switch(OTHER, now_s)  # until training gets further
     return incident, actions
 
 
@@ -362,6 +365,7 @@ def stop(state: State, onset_s: float, now_s: float, *, is_well: bool = False) -
     """
     attempt = attempt_of(state)
     enter(state, Phase.STOPPING)
+    state.ledger = without_stall(state, now_s)
     state.ledger.reclassify(DETECTING, max(onset_s, attempt.started_s), now_s)
     state.ledger.switch(STOPPING, now_s)
     begun = in_time.begin(state, now_s) if is_well and attempt.may_save_in_time else ""

@@ -39,7 +39,7 @@ from guardrun.supervisor.engine.recovery.requeue import (
 )
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt, stop_words
 from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing
-from guardrun.supervisor.engine.state.state import SIGNAL, TIME_LIMIT, State, enter, next_request
+from guardrun.supervisor.engine.state.state import SIGNAL, TIME_LIMIT, State, book_end, enter, next_request
 
 # Node drains --------------------------------------------------------------------------------------------------------
 # Nodes that somebody has drained: what runs there goes on, and the next attempt takes others where it can.
@@ -192,7 +192,7 @@ def wind_up(state: State, now_s: float) -> list[Action]:
     """Nothing is alive, and nothing more is to be started."""
     notice = state.notice
     enter(state, Phase.ENDING)
-    state.ledger.switch(OTHER, now_s)
+    book_end(state, OTHER, now_s)
     notice.is_held = notice.is_why_awaited and now_s < notice.deadline_s
     if notice.is_held:
         return []

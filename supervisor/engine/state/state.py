@@ -18,7 +18,7 @@ from guardrun.supervisor.engine.model.events import (
     Settings,
     TrainingMetrics,
 )
-from guardrun.supervisor.engine.model.lost_time import Ledger
+from guardrun.supervisor.engine.model.lost_time import DETECTING, REDOING, TRAINING, Ledger
 from guardrun.supervisor.engine.model.transitions import Phase
 from guardrun.supervisor.engine.model.verdicts import Poisoned
 from guardrun.supervisor.engine.observation.progress_gaps import Gaps
@@ -398,6 +398,21 @@ class State(msgspec.Struct, kw_only=True):
 def enter(state: State, phase: Phase) -> None:
     """Change the phase; nothing else does. The engine raises where the table has no such way (model/transitions.py)."""
     state.phase = phase
+
+
+def without_stall(state: State, now_s: float) -> Ledger:
+    """Where time went, to tell it now: a stall that was told is no training, for as long as it lasts."""
+    ledger = msgspec.structs.replace(state.ledger, spent_s=dict(state.ledger.spent_s))
+    suspicion = state.detectors.hang.suspicion
+    if suspicion is not None and suspicion.stall is not None and ledger.use in (TRAINING, REDOING):
+        ledger.reclassify(DETECTING, suspicion.stall.onset_s, now_s)
+    return ledger
+
+
+def book_end(state: State, use: str, now_s: float) -> None:
+    """Training is to go no further: what a stall has taken until now is lost, whatever comes of it."""
+    state.ledger = without_stall(state, now_s)
+    state.ledger.switch(use, now_s)
 
 
 def next_request(state: State) -> int:

@@ -12,6 +12,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.hang_patience import patience
 from guardrun.supervisor.engine.model.looks import Call, GroupLook
 from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.state.state import without_stall
 from tests.engine.conftest import Told, kinds
 from tests.engine.detectors.hang.looks import look, pass_time, report
 from tests.sim import activity as act
@@ -281,6 +282,22 @@ def test_a_stall_that_is_over_when_it_is_looked_at_is_ended_all_the_same(told: T
     assert kinds(told.step(11, 41.5)) == ["StopAttempt"]
     assert kinds(told.stopped()) == ["ChooseCheckpoint"]
     assert told.incidents == {}
+
+
+@pytest.mark.parametrize("ends", ["a signal", "a crash"])
+def test_what_a_stall_took_is_no_training_whatever_ends_it(told: Told, ends: str) -> None:
+    told.running(**NORMAL)
+    pass_time(told, act.WAITING, act.HANG, until_s=70.0)
+    began_s = told.state.attempt.progress_s if told.state.attempt else 0.0
+    shown = without_stall(told.state, 70.0)
+    assert shown.lost_s(70.0)["detecting"] == pytest.approx(70.0 - began_s, abs=2)
+    assert told.state.ledger.lost_s(70.0)["detecting"] == 0, "it may end by itself"
+    if ends == "a signal":
+        told.tell(ev.StopRequested(signum=2), 70.0)
+    else:
+        told.exits(1, 1, 70.0)
+        told.stopped(71.0, r1=1)
+    assert told.state.ledger.lost_s(80.0)["detecting"] == pytest.approx(70.0 - began_s, abs=2)
 
 
 # What is past ------------------------------------------------------------------------------------------

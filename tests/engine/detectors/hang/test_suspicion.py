@@ -205,10 +205,16 @@ def test_a_hang_that_may_not_be_acted_on_is_told_once(told: Told) -> None:
         told.tick()
     assert list(told.incidents) == ["001"]
     assert told.incidents["001"].action == "none"
+    incident, lost_s = told.incidents["001"], told.state.ledger.lost_s(told.now_s)
+    assert (
+        lost_s["detecting"] == pytest.approx(incident.detected_s - incident.onset_s, abs=0.01) and lost_s["other"] > 30
+    )
     report(told, 0, told.now_s + 1, progress=99, progress_s=told.now_s + 0.9)
     assert told.incidents["001"].recovered_s is None, "the call that stands still has not come back"
     report(told, 1, told.now_s + 1, progress=99, progress_s=told.now_s + 0.9)
     assert told.incidents["001"].recovered_s is not None
+    before_s = told.state.ledger.lost_s(told.now_s)
+    assert told.state.ledger.lost_s(told.now_s + 50) == before_s, "it trains again"
 
 
 def test_hooks_that_are_missing_are_said_once(told: Told) -> None:
