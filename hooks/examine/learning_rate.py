@@ -83,7 +83,7 @@ class LearningRate:
             self._refuse()
             if self._is_elsewhere:
                 raise ValueError("its optimizer steps on another thread than the one that trains (its first)")
-            raise ValueError(f"step {self._at_step} did not end within {self._seconds:g} s: it is at {rank.step_now()}")
+            raise ValueError(f"step {self._at_step} did not end within {self._seconds:.0f} s: it is at {rank.step_now()}")
         if "lasting" in self._told or (now_ns >= self.ends_ns and self._changed_at):
             return self._told
         if rank.steps is not None:
