@@ -1,18 +1,25 @@
-"""A training under guardrun, in which a rank is killed once there are checkpoints."""
+"""Trainings under guardrun whose trainers are imported once for all; one in which a rank is killed after some saves."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
-from collections.abc import Callable
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from tests.support.forkserver import client
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.support.keep_group import KEEP_GROUP
 from tests.support.waiting import wait_until
 
 SCRIPTS = Path(__file__).with_name("scripts")
+SERVER = Path(__file__).with_name("trainers_server.py")
 
 ENVIRONMENT: dict[str, str | None] = {
     "HF_HUB_OFFLINE": "1",
@@ -69,10 +76,50 @@ def check_killed_once(run: GuardrunRun) -> tuple[Finished, dict[str, Any]]:
     return done, incident
 
 
-def start(starter: GuardrunStarter, script: list[str], config: str, flags: list[str] | None = None) -> GuardrunRun:
-    """Two ranks of a script, or of a module (`-m`), with its arguments; flags: guardrun's."""
-    return starter.start(
-        ["--nproc_per_node=2", *(flags or []), KEEP_GROUP, *script],
-        config=config,
-        env={**ENVIRONMENT, "HF_HOME": str(starter.folder / "hf")},
-    )
+@contextlib.contextmanager
+def trainers_imported(hf_home: Path) -> Iterator[client.Server]:
+    """A fork server that has imported transformers, Lightning and TRL: that takes seconds of a CPU, in each rank anew.
+
+    hf_home: of all that is forked there; the libraries read it when they are imported.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, str(SERVER), str(theirs.fileno())],
+            env={**client.server_environment(), **ENVIRONMENT, "HF_HOME": str(hf_home)},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+        )
+    server = client.Server(ours, process)
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+@contextlib.contextmanager
+def forked_by(server: client.Server | None) -> Iterator[None]:
+    """What is started meanwhile, and can be forked, is forked there; None: as ever."""
+    with mock.patch.dict(client._servers, {os.getpid(): server}) if server else contextlib.nullcontext():
+        yield
+
+
+def start(
+    starter: GuardrunStarter,
+    script: list[str],
+    config: str,
+    flags: list[str] | None = None,
+    server: client.Server | None = None,
+) -> GuardrunRun:
+    """Two ranks of a script, or of a module (`-m`), with its arguments.
+
+    flags: guardrun's; server: of trainers_imported. Without one, each rank imports the trainer from its files.
+    """
+    with forked_by(server):
+        return starter.start(
+            ["--nproc_per_node=2", *(flags or []), KEEP_GROUP, *script],
+            config=config,
+            env={**ENVIRONMENT, "HF_HOME": str(starter.folder / "hf")},
+        )

@@ -1,6 +1,6 @@
 """What trainers save in time: beside, whole or not at all, and never for a Trainer that keeps more than is known.
 
-The real trainers: tests/realworld/test_in_time.py.
+The real trainers: tests/realworld/test_trainers.py.
 """
 
 from __future__ import annotations
