@@ -77,8 +77,7 @@ def lay_out(tree: Path, pieces: list[Piece]) -> None:
 
 def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """python -m …, where guardrun and tests are the copy's: executed, also for a fixture of the module's."""
-    before, client.cold = client.cold, True
-    try:
+    with client.executed():
         return subprocess.run(
             [sys.executable, "-m", *arguments],
             cwd=tree,
@@ -88,8 +87,6 @@ def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
             timeout=LIMIT_S,
             check=False,
         )
-    finally:
-        client.cold = before
 
 
 def its_tests(pieces: list[Piece]) -> list[str]:
