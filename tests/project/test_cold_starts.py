@@ -89,24 +89,24 @@ def test_guardrun_and_a_script_with_torch(run_guardrun: Run) -> None:
     ] * 2
 
 
-def test_python_m_guardrun(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TELLS)
-    command = [sys.executable, "-m", "guardrun", "--nproc-per-node=1", "train.py"]
-    output = answer(command, tmp_path, GUARDRUN_DIR=str(tmp_path / "runs"))
-    assert [(one["rank"], one["frozen"]) for one in said(output)] == [("0", 0)]
-
-
-def test_a_module(run_guardrun: Run, tmp_path: Path) -> None:
+def test_python_m_guardrun_and_a_module(tmp_path: Path) -> None:
     (tmp_path / "pack").mkdir()
     (tmp_path / "pack" / "train.py").write_text(TELLS)
-    [told] = check(run_guardrun(["--nproc-per-node=1", "-m", "pack.train", "--lr", "1"]))
+    words = ["--nproc-per-node=1", "-m", "pack.train", "--lr", "1"]
+    output = answer([sys.executable, "-m", "guardrun", *words], tmp_path, GUARDRUN_DIR=str(tmp_path / "runs"))
+    [told] = said(output)
+    assert (told["rank"], told["early"], told["frozen"]) == ("0", [], 0)
     assert (told["line"], told["name"]) == (["-u", "-m", "pack.train", "--lr", "1"], "__main__")
 
 
-def test_a_program_that_is_no_python(run_guardrun: Run, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TELLS)
-    [told] = check(run_guardrun(["--nproc-per-node=1", "--no-python", "/bin/sh", "-c", f"{sys.executable} train.py"]))
-    assert told["line"] == ["train.py"]
+def test_a_program_that_is_no_python_and_falls_and_is_started_again(run_guardrun: Run, tmp_path: Path) -> None:
+    fails = f"{SAYS}tell()\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise OSError('no data')\n"
+    (tmp_path / "train.py").write_text(fails)
+    done = run_guardrun(["--nproc-per-node=1", "--no-python", "/bin/sh", "-c", f"{sys.executable} train.py"])
+    assert done.returncode == 0, done
+    told = said(done.stdout)
+    assert [(one["rank"], one["early"], one["frozen"], one["line"]) for one in told] == [("0", [], 0, ["train.py"])] * 2
+    assert [incident["cause"] for incident in done.incidents] == ["exception"]
 
 
 def test_run_path(run_guardrun: Run) -> None:
@@ -136,37 +136,27 @@ def test_two_launchers_that_meet(start_guardrun: Start) -> None:
     assert [(one["rank"], one["frozen"]) for one in told] == [("0", 0), ("1", 0)]
 
 
-def test_a_rank_that_fell_is_started_again(run_guardrun: Run) -> None:
-    fails = f"{SAYS}tell()\nif os.environ['TORCHELASTIC_RESTART_COUNT'] == '0': raise OSError('no data')\n"
-    done = run_guardrun(["--nproc-per-node=1"], script=fails)
-    assert done.returncode == 0, done
-    assert [(one["rank"], one["frozen"]) for one in said(done.stdout)] == [("0", 0)] * 2
-    assert [incident["cause"] for incident in done.incidents] == ["exception"]
-
-
-def test_a_supervisor_that_was_killed_is_started_again(start_guardrun: Start, tmp_path: Path) -> None:
-    waits = f"{SAYS}import time\ntell()\nwhile not os.path.exists('end'): time.sleep(0.02)\n"
+def test_a_supervisor_that_was_killed_is_started_again_and_children_of_a_rank(
+    start_guardrun: Start, tmp_path: Path
+) -> None:
+    """Those by multiprocessing's spawn: an interpreter of its own, which is no rank."""
+    waits = f"""{SAYS}
+import multiprocessing, time
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=print, args=("from the child",))
+    child.start()
+    child.join()
+    tell()
+    while not os.path.exists("end"): time.sleep(0.02)
+    sys.exit(child.exitcode)
+"""
     run = start_guardrun(["--nproc-per-node=1"], script=waits)
     run.wait_for_output("SAID")
     [first] = run.find("guardrund")
     os.kill(first.pid, 9)
     wait_until(lambda: [one for one in run.find("guardrund") if one.pid != first.pid], 20, "another supervisor")
     (tmp_path / "end").touch()
-    check(run.wait(60))
-
-
-def test_children_of_a_rank(run_guardrun: Run) -> None:
-    """By multiprocessing's spawn: an interpreter of its own, which is no rank."""
-    spawns = f"""{SAYS}
-import multiprocessing
-if __name__ == "__main__":
-    tell()
-    child = multiprocessing.get_context("spawn").Process(target=print, args=("from the child",))
-    child.start()
-    child.join()
-    sys.exit(child.exitcode)
-"""
-    done = run_guardrun(["--nproc-per-node=1"], script=spawns)
+    done = run.wait(60)
     check(done)
     assert "from the child" in done.stdout
 

@@ -7,12 +7,14 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.project.purity import ROOT
+from tests.support.forkserver import client
 
 PAGE = ROOT / "CONTRIBUTING.md"
 EXAMPLES = ("A detector", "A sensor", "A checkpoint format", "A pre-flight check", "A verb of guardctl")
@@ -74,44 +76,69 @@ def lay_out(tree: Path, pieces: list[Piece]) -> None:
 
 
 def run(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """python -m …, where guardrun and tests are the copy's."""
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree / "src")},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    """python -m …, where guardrun and tests are the copy's: executed, also for a fixture of the module's."""
+    with client.executed():
+        return subprocess.run(
+            [sys.executable, "-m", *arguments],
+            cwd=tree,
+            env={**os.environ, "PYTHONPATH": str(tree / "src")},
+            capture_output=True,
+            text=True,
+            timeout=LIMIT_S,
+            check=False,
+        )
 
 
-def run_its_test(tree: Path, pieces: list[Piece]) -> subprocess.CompletedProcess[str]:
-    tests = [piece.file for piece in pieces if piece.file.startswith("tests/")]
-    assert tests
-    return run(tree, "pytest", "-q", "-p", "no:randomly", "-p", "no:xdist", "-p", "no:cacheprovider", *tests)
+def its_tests(pieces: list[Piece]) -> list[str]:
+    """The files of tests that an example comes with."""
+    return [piece.file for piece in pieces if piece.file.startswith("tests/")]
+
+
+def run_their_tests(tree: Path, *, is_listed: bool) -> dict[str, tuple[Counter[str], str]]:
+    """Per example how often its tests passed, and failed; and what all of them printed.
+
+    is_listed: with the examples' lines in the lists of what is there, too.
+    """
+    page = PAGE.read_text()
+    pieces = {example: pieces_of(page, example) for example in EXAMPLES}
+    lay_out(tree, [piece for of_one in pieces.values() for piece in of_one if is_listed or not piece.below])
+    files = {example: its_tests(of_one) for example, of_one in pieces.items()}
+    options = ["-q", "-rpfE", "-p", "no:randomly", "-p", "no:xdist", "-p", "no:cacheprovider"]
+    done = run(tree, "pytest", *options, *sorted({file for of_one in files.values() for file in of_one}))
+    output = done.stdout + done.stderr
+    assert done.returncode == (0 if is_listed else 1), output
+    ends = re.findall(r"^(PASSED|FAILED|ERROR) ([\w/]+\.py)", done.stdout, re.MULTILINE)
+    return {example: (Counter(end for end, file in ends if file in files[example]), output) for example in EXAMPLES}
+
+
+@pytest.fixture(scope="module")
+def listed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Counter[str], str]]:
+    """All examples in one copy, as they are written."""
+    return run_their_tests(tmp_path_factory.mktemp("listed"), is_listed=True)
+
+
+@pytest.fixture(scope="module")
+def unlisted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Counter[str], str]]:
+    """All examples in one copy, without their lines in the lists."""
+    return run_their_tests(tmp_path_factory.mktemp("unlisted"), is_listed=False)
 
 
 @pytest.mark.cold
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_an_example_passes_its_test(example: str, tmp_path: Path) -> None:
+def test_an_example_passes_its_test(example: str, listed: dict[str, tuple[Counter[str], str]]) -> None:
     """Long on a busy machine: Python compiles what it imports of the copy."""
-    pieces = pieces_of(PAGE.read_text(), example)
-    lay_out(tmp_path, pieces)
-    done = run_its_test(tmp_path, pieces)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert " passed" in done.stdout
+    ends, output = listed[example]
+    assert ends["PASSED"] and set(ends) == {"PASSED"}, output
 
 
 @pytest.mark.cold
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_without_its_lines_in_the_lists_its_test_fails(example: str, tmp_path: Path) -> None:
+def test_without_its_lines_in_the_lists_its_test_fails(
+    example: str, unlisted: dict[str, tuple[Counter[str], str]]
+) -> None:
     """Long on a busy machine: Python compiles what it imports of the copy."""
-    pieces = pieces_of(PAGE.read_text(), example)
-    lay_out(tmp_path, [piece for piece in pieces if not piece.below])
-    done = run_its_test(tmp_path, pieces)
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert " failed" in done.stdout
+    ends, output = unlisted[example]
+    assert ends["FAILED"], output
 
 
 @pytest.mark.cold

@@ -28,11 +28,8 @@ def both(start: Callable[[], Any]) -> tuple[Any, Any]:
     """What comes of it forked, and executed."""
     assert not client.cold
     forked = start()
-    client.cold = True
-    try:
+    with client.executed():
         return forked, start()
-    finally:
-        client.cold = False
 
 
 def run(*command: str, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -229,12 +226,32 @@ def test_the_c_library_knows_the_number_of_its_thread() -> None:
     assert python(code) == (0, "True\n", "")
 
 
-def test_where_the_server_was_ended_another_one_takes_its_place() -> None:
+SMALL_SERVER = """
+import sys
+sys.path[0] = {root!r}
+from tests.support.forkserver import server
+server.PATH, server.import_all = sys.path[1:], lambda *what: None
+server.RECORDER.begin()
+server.main()
+"""
+
+
+def test_where_the_server_was_ended_another_one_takes_its_place(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Servers of this test's own, which have imported nothing: this process's would take seconds to start again."""
+    (tmp_path / "server.py").write_text(SMALL_SERVER.format(root=str(ROOT)))
+    monkeypatch.setattr(client, "SERVER", tmp_path / "server.py")
+    monkeypatch.setattr(client, "_servers", {})
     first = client.get_server()
     first._process.kill()
     wait_until(lambda: not first.is_alive, 10, "the server's end")
-    assert python("print(1)") == (0, "1\n", "")
-    assert client.get_server() is not first
+    code = "import sys; print('forkserver' in str(sys.meta_path), 'torch' in sys.modules)"
+    try:
+        assert python(code) == (0, "True False\n", "")
+        assert client.get_server() is not first
+    finally:
+        client.get_server().close()
 
 
 WORKER = """
@@ -297,11 +314,8 @@ for _ in range(150):
 @pytest.mark.timeout(120)
 def test_no_child_waits_for_a_lock_of_a_thread_that_it_does_not_have() -> None:
     """Of forks beside threads that look up names, some one in a hundred has the resolver's lock, and nobody in it."""
-    client.cold = True
-    try:
+    with client.executed():
         assert python(FORKS_BESIDE_LOOKUPS, str(ROOT)) == (0, "", "")
-    finally:
-        client.cold = False
 
 
 def test_a_fork_costs_a_tenth_of_a_start() -> None:

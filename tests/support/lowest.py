@@ -36,7 +36,7 @@ FOLDER = ROOT / ".lowest"
 USES = {
     "torch": (
         "tests/project/test_cold_starts.py::test_guardrun_and_a_script_with_torch",
-        "tests/project/test_cold_starts.py::test_a_rank_that_fell_is_started_again",
+        "tests/project/test_cold_starts.py::test_a_program_that_is_no_python_and_falls_and_is_started_again",
         "tests/project/test_cold_starts.py::test_torchrun_s_own_agent",
         "tests/project/test_cold_starts.py::test_two_launchers_that_meet",
         "tests/runs/resuming/test_restart.py::test_a_step_that_stops_the_run_every_time_ends_it_as_poison",

@@ -100,7 +100,7 @@ for step in range(start + 1, arguments.steps + 1):
     if is_planted("hang"):
         fetch_vocabulary_update()
     if (marks / f"slow-{RANK}").exists():
-        be_busy(0.08)
+        time.sleep(0.08)
     is_end = do_step((marks / "end").exists())
     count_step(step)
     at = me | {"step": step, "from": start, "stood": stood, "at_s": time.monotonic()}

@@ -90,6 +90,17 @@ def can_fork(command: Sequence[str], environment: dict[str, str]) -> bool:
 
 
 @contextmanager
+def executed() -> Iterator[None]:
+    """What is started meanwhile is executed, as for a test with the mark `cold`."""
+    global cold
+    before, cold = cold, True
+    try:
+        yield
+    finally:
+        cold = before
+
+
+@contextmanager
 def namespaces_of(pid: int) -> Iterator[None]:
     """What is forked meanwhile has that process's network, hostname and mounts."""
     global _namespaces_of
