@@ -53,7 +53,7 @@ def test_a_device_that_is_slower_is_told_from_those_that_wait_for_it(library: Pa
 
 def test_a_straggler_of_an_fsdp_job_is_told(start_guardrun: Callable[..., GuardrunRun], library: Path) -> None:
     """Long: what is usual is learned first, and the slowness has to last to be believed."""
-    slow = ["--kernel-s", "0.05", "--slow-s", "0.15", "--rank", "1", "--at", "400"]
+    slow = ["--kernel-s", "0.1", "--slow-s", "0.3", "--rank", "1", "--at", "200", "--sync-every", "5"]
     arguments = ["--nproc-per-node=2", str(SCRIPT), "--layout", "fsdp", "--steps", "100000", *slow]
     run = start_guardrun(arguments, config=f"{WINDOWS}device_timing = true\n", env=dict(QUICK))
     run.wait_for_output("Rank 1 on ", 120.0)

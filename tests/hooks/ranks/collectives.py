@@ -1,7 +1,8 @@
 """Every public collective under torch.compile, by two ranks: prints results and what dynamo made of them.
 
 Runs with hooks and without; both must say the same. argv: a file for the store, then choices: a backend (`none`: not
-compiled), perhaps with `whole` (fullgraph) and `p2p` (point to point compiled as well), by `-`.
+compiled), perhaps with `whole` (fullgraph) and `p2p` (point to point compiled as well), by `-`; with `few` it is
+the backend of FEW, and the rest's is `eager`.
 """
 
 from __future__ import annotations
@@ -204,6 +205,7 @@ FUNCTIONS: tuple[Function, ...] = (
     broadcast, reduced_to_one, gathered_to_one, given, barrier, monitored, sent, sent_async, sent_at_once,
     gathered_objects, gathered_objects_to_one, broadcast_objects, given_objects, sent_objects,
 )  # fmt: skip
+FEW = frozenset((reduced, gathered_into, sent_async, sent_at_once))
 
 
 def outcome(function: Function, backend: str, is_whole: bool) -> list[Any]:
@@ -225,7 +227,8 @@ for choice in sys.argv[2:]:
     backend, *more = choice.split("-")
     torch._dynamo.config.enable_p2p_compilation = "p2p" in more
     for function in FUNCTIONS:
-        seen[f"{function.__name__} {choice}"] = outcome(function, backend, "whole" in more)
+        chosen = "eager" if "few" in more and function not in FEW else backend
+        seen[f"{function.__name__} {choice}"] = outcome(function, chosen, "whole" in more)
         dist.barrier()
 dist.destroy_process_group()
 print(json.dumps(seen))

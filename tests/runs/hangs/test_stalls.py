@@ -93,7 +93,8 @@ def test_with_defaults_a_deadlock_is_acted_on_once_it_is_proven(edge: EdgeRuns) 
 
     Quiet machines need 15 to 19 s; what is held is that it was the proof: without one, patience ends after 300 s.
     """
-    finished = edge.run("train.py", "--plan", "0:deadlock@15:1", "--steps", "30")
+    # The attempt after it is over at once: the trainings above are gone on with.
+    finished = edge.run("train.py", "--plan", "0:deadlock@15:1,1:over@0:*", "--steps", "30")
     incident = only(finished)
     assert finished.returncode == 0
     assert (incident["cause"], ranks_of(incident), incident["step"]) == ("rank_blocked", [1], 14)

@@ -33,7 +33,7 @@ from faults import (
 )
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--plan", default="", help="see faults.py; step 0 is before torch.distributed")
+parser.add_argument("--plan", default="", help="see faults.py; step 0 is before torch: `init`, and `over`, the end")
 parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--step-s", type=float, default=0.02)
 parser.add_argument("--save-every", type=int, default=10)
@@ -53,6 +53,8 @@ plan = parse_plan(arguments.plan)
 
 if "init" in due(plan, 0):
     fetch_vocabulary_update()
+if "over" in due(plan, 0):
+    sys.exit()
 
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
