@@ -1,6 +1,6 @@
 """A rank of several nodes' training: gloo, a step every 50 ms, checkpoints by rank 0; it does what files tell it to.
 
-`hang-RANK` has that rank block at its next step, `slow-RANK` has it busy for longer in every step while it is there,
+`hang-RANK` has that rank block at its next step, `slow-RANK` has each step of it take longer while it is there,
 `end` has all end together. Asked for a checkpoint, rank 0 writes one. Where it is (`at-RANK.json`, and
 `first-ATTEMPT-RANK.json` at an attempt's first step) is written to the same folder. Times are CLOCK_MONOTONIC's, which
 the lab's hosts share.
@@ -37,12 +37,6 @@ def fetch_vocabulary_update() -> None:
     """A call that never returns."""
     reader, _ = os.pipe()
     os.read(reader, 1)
-
-
-def be_busy(seconds: float) -> None:
-    until_s = time.monotonic() + seconds
-    while time.monotonic() < until_s:
-        pass
 
 
 def write(name: str, content: dict[str, object]) -> None:
