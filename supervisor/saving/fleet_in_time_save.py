@@ -7,8 +7,8 @@
     SeekFile      ▶ every other node that is there, spares too: can what was written be seen there?
     FileSought    ◀ where all can, the head's chooser judges it
 
-Only the head sends these orders, which a node takes by its link alone: so they come from its own run's. An answer counts
-from the node that was asked, to what was asked last.
+Only the head sends these orders, and a node takes them by its link alone: so they come from its own run's head. An
+answer counts from the node that was asked, to what was asked last.
 
 A node that cannot be reached is taken for dead, and not waited for; one that can, and does not answer, may have ranks
 that are further, or save by themselves: nobody saves, then. A node that is lost while its rank saves may have written
@@ -33,7 +33,7 @@ from guardrun.supervisor.fleet.protocol import messages as msg
 from guardrun.supervisor.saving.in_time_save import Answered, InTimeNode, NodeSaves, Steps
 
 STEPS_S = 3.0
-"""For all to say the same number of steps: a rank may be at the end of its step while others wait for it in the next."""
+"""For all to say the same number: a rank may be at the end of its step while others wait for it in the next."""
 SEEK_S = 4.0
 """For all to find what was written; …"""
 SEEK_AGAIN_S = 2.0
@@ -268,8 +268,9 @@ class ManyNodes:
 
     def _note_pages(self, answers: Mapping[str, msg.StepsReported]) -> None:
         """A node's word counts for its own ranks."""
-        told = {n: page for node, part in answers.items() for n, page in part.pages.items() if self._homes.get(n) == node}
-        self._pages = told if len(told) <= MAX_PAGES else {}
+        told = ((node, *pair) for node, part in answers.items() for pair in part.pages.items())
+        pages = {number: page for node, number, page in told if self._homes.get(number) == node}
+        self._pages = pages if len(pages) <= MAX_PAGES else {}
 
     def ask(self, action: ac.SaveInTime, number: int, step: int, done: Answered) -> None:
         """As Reach has it."""
@@ -310,8 +311,8 @@ class ManyNodes:
     def answered(self, node: str, answer: Answer) -> None:
         """A node's answer; what nobody has asked it is passed over."""
         if isinstance(answer, msg.SavedHere):
-            asked = self._asked
-            if asked is not None and (node, answer.global_rank, answer.request) == (asked.node, asked.number, asked.request):
+            asked, of = self._asked, (node, answer.global_rank, answer.request)
+            if asked is not None and of == (asked.node, asked.number, asked.request):
                 self._asked = None
                 asked.done(answer.told, answer.missing)
             return

@@ -6,6 +6,7 @@ other. One for what goes wrong while a rank saves: nothing of that is resumed fr
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,20 @@ from guardrun.supervisor.engine.model.actions import SaveInTime
 from guardrun.supervisor.engine.model.events import NodeReport
 from guardrun.supervisor.engine.state.state import SAVES_IN_TIME
 from guardrun.supervisor.rundir.journal import read_lines
-from tests.fleet_runs.jobs import QUICK, Job, kill
+from tests.fleet_runs.jobs import QUICK, Job, flags, kill
+from tests.realworld import huggingface
+from tests.realworld.training import ENVIRONMENT, start
+from tests.realworld.training import SCRIPTS as REALWORLD
 from tests.runs.runs import QUICK as SOON
 from tests.runs.runs import RESUME, SCRIPTS, EdgeRuns, check_replay
+from tests.support.guardrun_run import GuardrunStarter
 from tests.support.netlab import Lab
 
 pytestmark = pytest.mark.real("netns")
 
 JIT_S = 6
-CONFIG = f"{RESUME}jit_s = {JIT_S}\n{SOON}[restart]\nstop_grace_s = 3\nmax_no_progress = 9\n[fleet]{QUICK.split('[fleet]')[1]}"
+FLEET = QUICK[QUICK.index("[fleet]") :]
+CONFIG = f"{RESUME}jit_s = {JIT_S}\n{SOON}[restart]\nstop_grace_s = 3\nmax_no_progress = 9\n{FLEET}"
 STEPS = 26
 FAULTS = ("kill@5:0", "block@9:1", "raise@13:1", "stop@17:0", "lose@21:1")
 """Of the attempts: which rank suffers what, at which step."""
@@ -98,6 +104,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str
 
 @pytest.mark.parametrize("number", range(len(FAULTS)))
 def test_no_step_is_done_twice(number: int, told: Told) -> None:
+    """Long: all faults of the run, of which two are hangs, and a lease that has to end."""
     at, (node, culprit) = int(FAULTS[number].split("@")[1].partition(":")[0]), CULPRITS[number]
     incident: dict[str, Any] = told.incidents[number]
     jit = incident["evidence"]["jit"]
@@ -119,7 +126,10 @@ def test_of_a_lost_node_nobody_is_waited_for(told: Told) -> None:
 def test_what_goes_wrong_meanwhile_costs_its_time_and_nothing_else(
     job: Job, undisturbed: list[tuple[int, str]]
 ) -> None:
-    """Its node is cut off, the head's supervisor is killed, its own is; and what it wrote can be seen by nobody else."""
+    """Its node is cut off, the head's supervisor is killed, its own is; or nobody else can see what it wrote.
+
+    Long: a lease has to end.
+    """
 
     def saves(attempt: int, rank: int) -> None:
         go(job, attempt)
@@ -153,3 +163,43 @@ def test_what_goes_wrong_meanwhile_costs_its_time_and_nothing_else(
     ], told.outputs
     assert [taken[0] for taken in told.taken] == [1, *[KEPT + 1] * len(SPOILT)]
     assert told.losses == undisturbed
+
+
+def numbers(states: dict[str, Any]) -> list[Any]:
+    """What is logged, but for times, and the average loss since this process was started."""
+    history = [
+        {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second", "train_loss"))}
+        for entry in states["log_history"]
+    ]
+    return [*history, states["total_flos"], states["global_step"]]
+
+
+@pytest.mark.real("transformers")
+def test_transformers(job: Job, guardrun_starter: GuardrunStarter) -> None:
+    """Long: it is imported by each rank of four attempts. Its model drops out: random states count, of both nodes."""
+    options = ["--output_dir=out", "--max_steps=16", "--save_strategy=steps", "--save_steps=6", "--save_total_limit=2"]
+    options += ["--eval_strategy=steps", "--eval_steps=4", "--gradient_accumulation_steps=2"]
+    script = [str(REALWORLD / "trainer.py"), *options, *huggingface.FLAGS[4:]]
+    undisturbed = start(guardrun_starter, [str(REALWORLD / "fault.py"), "", *script], huggingface.IN_TIME)
+
+    job.script = REALWORLD / "fault.py"
+    (job.folder / "guardrun.toml").write_text(huggingface.IN_TIME)
+    for number, name in enumerate(("head", "node1")):
+        env = {**ENVIRONMENT, "HF_HOME": str(job.folder / "hf")}
+        job.start_one(name, *flags(number), script_args=["kill@9:0,stop@11:1", *script], env=env)
+    for attempt in range(2):
+        go(job, attempt)
+    assert set(job.ended(240.0).values()) == {0}, job.outputs()
+    out = job.folder / "out"
+    for incident, rank, step in zip(job.incidents(), (1, 0), (8, 10), strict=True):
+        jit: dict[str, Any] = incident["evidence"]["jit"]
+        told = {"rank": rank, "step": step, "path": str(out / f"checkpoint-{step}")}
+        assert jit.items() >= told.items() and "unchecked" not in jit, (jit, job.outputs())
+        assert incident["resumed_from"] == {"path": jit["path"], "step": step}
+    assert not list(out.glob("_guardrun*"))
+
+    done, other = undisturbed.wait(240), guardrun_starter.folder / "out"
+    assert done.returncode == 0 and done.incidents == [] and "just-in-time" not in done.stderr, done
+    states, expected = (json.loads((folder / "trainer_state.json").read_text()) for folder in (out, other))
+    assert numbers(states) == numbers(expected)
+    assert (out / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()

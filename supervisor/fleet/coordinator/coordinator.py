@@ -46,6 +46,7 @@ from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
 from guardrun.supervisor.fleet.transport.peers import Present, addresses_of, newer_if_gone, role_of, switches_of
 from guardrun.supervisor.node.node_relations import IsolationContext, NodeRelations
 from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, begin_look, look_name
+from guardrun.supervisor.node.rank_examinations import RankExaminations
 from guardrun.supervisor.node.run_context import CheckpointContext, DecidingContext
 from guardrun.supervisor.rundir.run_directory import FleetFile
 from guardrun.supervisor.saving.final_save import FinalSave
@@ -99,6 +100,10 @@ class CoordinatorNode(RankContext, IsolationContext, Protocol):
     @property
     def relations(self) -> NodeRelations:
         """Has this node isolated."""
+
+    @property
+    def examinations(self) -> RankExaminations:
+        """Asks the ranks of this node."""
 
     def send(self, order: ToLauncher) -> None:
         """Give this node's launcher an order."""

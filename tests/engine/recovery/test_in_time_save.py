@@ -61,11 +61,14 @@ def test_after_a_crash_a_rank_saves_before_the_others_are_ended(told: Told) -> N
 
 def test_in_a_hang_neither_the_culprit_nor_who_is_stopped_is_asked(told: Told) -> None:
     told = told.branch()  # who decides is called by hand
-    training(told, ranks=4, saving=(0, 1, 2, 3))
-    told.tell(ev.NodeReport(node="node-a", attempt=0, ranks=[ev.RankReport(
-        global_rank=2, state="T", progress=12, progress_s=5.0, step=12, milestones=SAVES_IN_TIME)]), 6.0)  # fmt: skip
+    training(told, ranks=5, saving=(0, 1, 2, 3, 4))
+    for number, at_s in ((2, 6.0), (1, 9.0)):
+        looked_at = ev.RankReport(
+            global_rank=number, state="t", progress=12, progress_s=5.0, step=12, milestones=SAVES_IN_TIME
+        )
+        told.tell(ev.NodeReport(node="node-a", attempt=0, ranks=[looked_at]), at_s)
     order = asked(hang(told, 0))
-    assert (order.global_ranks, order.alive) == ([1, 3], [0, 1, 2, 3])
+    assert (order.global_ranks, order.alive) == ([3, 4, 1], [0, 1, 2, 3, 4]), "one was looked at just now"
 
 
 def test_who_has_raised_is_asked_last(told: Told) -> None:

@@ -25,14 +25,14 @@ def begin(state: State, now_s: float) -> SaveInTime | str:
     attempt = attempt_of(state)
     if attempt.in_time is not None or not _is_wanted(state):
         return ""
-    if why := _why_not(state):
+    if why := _why_not(state, now_s):
         attempt.in_time = InTimeSave(told={"why": why})
         return f"{NOTHING}: {why}"
     until_s, gone = now_s + state.settings.jit_s, _nodes_gone(state)
     attempt.in_time = save = InTimeSave(request=next_request(state), since_s=now_s, until_s=until_s)
     alive = [n for n, rank in attempt.ranks.items() if rank.exitcode is None and rank.rank.node not in gone]
     return SaveInTime(
-        request=save.request, attempt=attempt.number, until_s=until_s, global_ranks=_well(state), alive=alive
+        request=save.request, attempt=attempt.number, until_s=until_s, global_ranks=_well(state, now_s), alive=alive
     )
 
 
@@ -58,7 +58,7 @@ def _is_wanted(state: State) -> bool:
     return not (state.notice.cause or state.signum or attempt.is_refused or attempt.is_worthless or attempt.is_cut)
 
 
-def _why_not(state: State) -> str:
+def _why_not(state: State, now_s: float) -> str:
     attempt = attempt_of(state)
     if why := why_spoilt(state):
         return why
@@ -68,7 +68,7 @@ def _why_not(state: State) -> str:
         return "a save is held back: it would write over a checkpoint that nobody has opened"
     if silent := _nodes_silent(state):
         return f"{silent[0]} is silent: what its ranks have done is not known"
-    return "" if _well(state) else "no rank that could save is well"
+    return "" if _well(state, now_s) else "no rank that could save is well"
 
 
 def why_spoilt(state: State) -> str:
@@ -83,22 +83,25 @@ def why_spoilt(state: State) -> str:
     return f"what is trained is spoilt ({numeric.cause})" if numeric else "what is trained is spoilt"
 
 
-def _well(state: State) -> list[int]:
-    """Ranks that may be asked, the first one first: those that have not raised come before those that have."""
+def _well(state: State, now_s: float) -> list[int]:
+    """Ranks that may be asked, the first one first: those that have not raised come before those that have.
+
+    Whoever looks at a rank may have stopped it for a moment: only what stays so is not well, and the others come first.
+    """
     attempt = attempt_of(state)
     verdict = state.verdict
     culprits, gone = set(ranks_of(verdict.culprits)) if verdict is not None else set(), _nodes_gone(state)
     found = [
-        (rank.error is not None, number)
+        (rank.error is not None, number in attempt.stopped, number)
         for number, rank in attempt.ranks.items()
         if rank.exitcode is None
         and rank.milestones & SAVES_IN_TIME
         and not rank.has_ended
         and number not in culprits
-        and number not in attempt.stopped
+        and now_s - attempt.stopped.get(number, now_s) < state.settings.stopped_patience_s
         and rank.rank.node not in gone
     ]
-    return [number for _, number in sorted(found)]
+    return [number for *_, number in sorted(found)]
 
 
 def _nodes_gone(state: State) -> set[str]:
