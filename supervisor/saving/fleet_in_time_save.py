@@ -20,7 +20,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -225,9 +225,14 @@ class ManyNodes:
         send: Callable[[str, Order], object],
         connected: Callable[[], Sequence[str]],
         homes: Mapping[int, str],
+        left_out: Collection[str] = (),
     ) -> None:
-        """connected: the other nodes that can be reached now, spares too. homes: the node of each of its ranks."""
+        """connected: the other nodes that can be reached now, spares too. homes: the node of each of the job's ranks.
+
+        left_out: nodes on which nothing is to resume.
+        """
         self._node, self._send, self._connected, self._homes = node, send, connected, homes
+        self._left_out = left_out
         self._me = node.run_file.node
         self._own = NodePart(node)
         self._question: _Question | None = None
@@ -303,7 +308,7 @@ class ManyNodes:
             done(why or (f"{missing[0]} does not say whether it sees it" if missing else ""))
 
         order = msg.SeekFile(request=action.request, path=path, written_ns=written_ns)
-        orders = {node: order for node in (self._me, *self._connected()) if node != home}
+        orders = {node: order for node in (self._me, *self._connected()) if node not in (home, *self._left_out)}
         self._put(msg.FileSought, action.request, orders, self._by(action, SEEK_S), end)
 
     # What comes back ---------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ PAGE = MAGIC.to_bytes(8, "little") + bytes(SIZE_BYTES - 8)
 
 
 class Head(Node):
-    """Node n0 with ranks 0 to 3; n1 has 4, n2 has 5, n3 is a spare."""
+    """Node n0 with ranks 0 to 3; n1 has 4, n2 has 5, n3 is a spare, and n4 is left out."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -34,10 +34,10 @@ class Head(Node):
         settings = SimpleNamespace(act=True, jit_s=20.0)
         self.run_file = SimpleNamespace(node="n0", settings=settings)
         self.later_s = 0.0
-        self.there = ["n1", "n2", "n3"]
+        self.there = ["n1", "n2", "n3", "n4"]
         self.sent: list[tuple[str, Order]] = []
         homes = {**dict.fromkeys(self.boards, "n0"), 4: "n1", 5: "n2"}
-        self.many = ManyNodes(cast(InTimeNode, self), self._send, lambda: self.there, homes)
+        self.many = ManyNodes(cast(InTimeNode, self), self._send, lambda: self.there, homes, {"n4"})
         self.path = folder / "jit.pt"
         self.path.write_bytes(b"x")
         self.told = {"path": str(self.path), "inode": 7, "wall_s": 5.0, "took_s": 0.4, "step": STEP}

@@ -397,9 +397,10 @@ class Coordinator:
         """How ranks of all nodes are reached for a save before they are ended; it is over once they are to be."""
         from guardrun.supervisor.saving.fleet_in_time_save import ManyNodes  # few runs have a use for it
 
-        attempt = self._context.engine.state.attempt
-        homes = {number: known.rank.node for number, known in attempt.ranks.items()} if attempt is not None else {}
-        self._in_time = ManyNodes(self._node, self._send, self._connected, homes)
+        state = self._context.engine.state
+        ranks = state.attempt.ranks if state.attempt is not None else {}
+        homes = {number: known.rank.node for number, known in ranks.items()}
+        self._in_time = ManyNodes(self._node, self._send, self._answering, homes, frozenset(state.nodes.isolated))
         return self._in_time
 
     def end_save(self) -> None:
@@ -408,8 +409,13 @@ class Coordinator:
         (events, _), self._kept_back = self._kept_back, ([], 0.0)
         self.pass_on(events)
 
-    def _connected(self) -> list[str]:
-        return [node for node in self.hub.nodes if self.hub.is_connected(node)]
+    def _answering(self) -> list[str]:
+        """Other nodes that can be reached, as far as is known: a link that was cut stands for a while."""
+        fleet = self._context.engine.state.fleet
+        ready = (
+            {n for n, one in fleet.members.items() if one.standing is Standing.READY} if fleet is not None else set()
+        )
+        return [node for node in self.hub.nodes if node in ready and self.hub.is_connected(node)]
 
     def _keep_back(self, events: list[ev.Event]) -> list[ev.Event]:
         """While a save is looked at, its ranks may end by themselves: their peers are gone. That is told after it."""

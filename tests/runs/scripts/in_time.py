@@ -97,7 +97,7 @@ def suffer() -> None:
         case "block":
             time.sleep(1000)
         case "lose":  # whoever starts this takes its node away
-            Path("lose").touch()
+            Path(f"lose-{ATTEMPT}").touch()
             time.sleep(1000)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
