@@ -137,8 +137,10 @@ CORE: tuple[Mutation, ...] = (
         file="supervisor/engine/recovery/voluntary/in_time.py",
         before="        and rank.rank.node not in gone\n",
         after="",
-        breaks="where a node is lost its own ranks are asked to save, and nobody does",
-        quick=("tests/engine/recovery/test_in_time_save.py::test_a_lost_node_s_ranks_are_neither_asked_nor_compared",),
+        breaks="ranks of a node that is gone are asked to save, and nobody does",
+        quick=(
+            "tests/engine/recovery/test_in_time_save.py::test_a_node_whose_connection_was_closed_is_taken_for_dead",
+        ),
     ),
     Mutation(
         name="a_leak_that_is_told_once",
