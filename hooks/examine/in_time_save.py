@@ -15,6 +15,7 @@ from guardrun.hooks.rank.rank import WAKE, Rank
 from guardrun.hooks.rank.save_gate import SaveGate
 from guardrun.hooks.saves.checkpoint_files import quiet_saves
 from guardrun.hooks.saves.in_time_files import NotSaved
+from guardrun.hooks.wire.examinations import newest_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 MOMENT_NS = 3_000_000_000
 """So long a moment is waited for at which the state is that after a whole step."""
 POLL_S = 0.02
-MAX_FILES = 10_000
 GRAIN_NS = 50_000_000
 """A file's time is the kernel's last tick, which lies before it was written."""
 MAX_WHY_CHARS = 300
@@ -116,24 +116,13 @@ class InTimeSave:
         path = os.path.abspath(path)
         try:
             found = os.stat(path)
-            written_ns = _written_ns(path)
+            written_ns = newest_ns(path)
         except (OSError, ValueError) as error:
             return {"failed": f"what its function returned is not there: {error}"[:MAX_WHY_CHARS]}
         if written_ns < began_wall_ns - GRAIN_NS:
             return {"failed": f"{path} was written before its function was called"[:MAX_WHY_CHARS]}
         told = {"path": path, "inode": found.st_ino, "wall_s": time.time(), "took_s": took_s, "step": self._step}
+        told["written_ns"] = written_ns
         if self._function is None and self._saver is not None:
             told["says"] = self._saver.step
         return told
-
-
-def _written_ns(path: str) -> int:
-    """When the file, or the newest one in the folder, was written."""
-    if not os.path.isdir(path):
-        return os.stat(path).st_mtime_ns
-    times = [0]
-    for folder, _, names in os.walk(path):
-        times += [os.stat(os.path.join(folder, name)).st_mtime_ns for name in names[:MAX_FILES]]
-        if len(times) > MAX_FILES:
-            break
-    return max(times)

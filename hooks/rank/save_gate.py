@@ -216,8 +216,11 @@ class SaveGate:
             if isinstance(error, KeyboardInterrupt):
                 self.is_answered = True  # somebody wants the end now
                 return
-            asked_by = monotonic_ns() + int(PEER_WAIT_S * 1e9) if has_lost_peer(error) else 0
-            while not self.is_asked and monotonic_ns() < asked_by:
+            longer = self._rank.settings.get("peer_wait_s")
+            wait_s = longer if isinstance(longer, int | float) else PEER_WAIT_S
+            asked_by = monotonic_ns() + int(wait_s * 1e9) if has_lost_peer(error) else 0
+            words = self._rank.words
+            while not self.is_asked and monotonic_ns() < asked_by and not words[Field.STOPPING]:
                 time.sleep(POLL_S)
         except BaseException as failure:  # Ctrl-C, too: it ends anyway, and by the error that is about to be shown.
             self._interrupted(failure)

@@ -176,6 +176,8 @@ def _why_never(module: Any, trainer: Any) -> str:
             override = vars(one).get(method)
             if override is not None and not _names_in(override) <= {method, "__class__", *names}:
                 return f"{one.__name__} has a {method}() of its own"
+    if getattr(args, "save_on_each_node", False) and int(os.environ.get("LOCAL_WORLD_SIZE", "0")) < args.world_size:
+        return "it saves on each node for itself (save_on_each_node)"
     if args.save_only_model:
         return "its Trainer saves nothing but the model (save_only_model)"
     if getattr(trainer, "is_fsdp_enabled", False) or getattr(trainer, "is_deepspeed_enabled", False):

@@ -19,6 +19,7 @@ from guardrun.hooks.wire.random_page import (
     SLOTS,
     TWISTER,
     random_name,
+    read_page,
 )
 
 _NUMPY = "MT19937"
@@ -65,18 +66,10 @@ class RandomStates:
 
     def read(self, global_rank: int, step: int) -> dict[str, Any] | None:
         """That rank's after this step, as transformers' Trainer keeps it; None where it isn't known."""
-        try:
-            with open(self._path(global_rank), "rb") as file:
-                content = file.read(SIZE_BYTES)
-                file.seek(0)
-                again = file.read(SIZE_BYTES)
-        except OSError:
-            return None
         at = 8 * HEAD_WORDS + SLOT_BYTES * (step % SLOTS)
         body = at + REST.size
-        if len(content) != SIZE_BYTES or content[at : at + SLOT_BYTES] != again[at : at + SLOT_BYTES]:
-            return None
-        if int.from_bytes(content[:8], sys.byteorder) != MAGIC:
+        content = read_page(self._path(global_rank), at, SLOT_BYTES)
+        if not content or int.from_bytes(content[:8], sys.byteorder) != MAGIC:
             return None
         said, size, has_numpy, is_left, left, has_left, numpy_left = REST.unpack_from(content, at)
         if said != step or not 0 < size <= MAX_TORCH_BYTES:

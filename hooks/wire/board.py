@@ -121,6 +121,8 @@ class Field(IntEnum):
     """… written by the supervisor: that it may have; -1: none any more; …"""
     SNAPSHOT_HELD = 55
     """… and that it has."""
+    STOPPING = 56
+    """Written by the supervisor: its attempt is to be stopped, and nobody asks it to save any more."""
 
 
 class Milestone(IntEnum):

@@ -40,6 +40,8 @@ RATE = "rate"
 """What changes learning rates, on all ranks at the same step."""
 SAVE = "save"
 """What calls the script's own function (hooks.save_with), or its trainer's. Nobody asks for it but the supervisor."""
+MAX_FILES = 10_000
+"""Of a folder that was saved: so many are looked at."""
 SAVE_PREFIX = "_guardrun-"
 """Of the folder in which a trainer's checkpoint is written before it is put in place."""
 PROFILE = "profile"
@@ -108,3 +110,15 @@ def read_whole(path: str, number: int, limit: int) -> dict[str, Any]:
     if not isinstance(what, dict) or what.get("number") != number:
         raise ValueError(f"{path} is not of request {number}")
     return what
+
+
+def newest_ns(path: str) -> int:
+    """When the file, or the newest one in the folder, was written. Raises OSError."""
+    if not os.path.isdir(path):
+        return os.stat(path).st_mtime_ns
+    times = [0]
+    for folder, _, names in os.walk(path):
+        times += [os.stat(os.path.join(folder, name)).st_mtime_ns for name in names[:MAX_FILES]]
+        if len(times) > MAX_FILES:
+            break
+    return max(times)

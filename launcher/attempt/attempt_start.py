@@ -141,6 +141,9 @@ def _change_environment(changes: Mapping[str, str | None]) -> None:
 # Attempt start ------------------------------------------------------------------------------------------------------
 
 
+PEER_WAIT_S = 10.0
+"""So long a rank whose peer is gone waits, in a job of several nodes, to be asked to save: a node whose connections
+were closed is lost after five seconds (supervisor/engine/membership/node_silence.py), or together with others."""
 INJECT = Path(guardrun.__file__).parent / "hooks" / "inject"
 """Holds sitecustomize.py and nothing else."""
 
@@ -184,6 +187,7 @@ def hook_environment(
         "memory_window_s": run.file.config.get("leaks", {}).get("memory_window_s"),
         "eval": run.file.config.get("live", {}).get("eval") is True,
         "jit": _saves_in_time(run),
+        **({"peer_wait_s": PEER_WAIT_S} if run.file.fleet is not None else {}),
         "snapshots": _snapshots(run),
         **({"warm": True} if run.file.config.get("launcher", {}).get("warm") else {}),
         "notices": spared_signals(run.file.config.get("preemption", {}), environ),
@@ -202,23 +206,22 @@ def hook_environment(
 
 def _saves_in_time(run: OpenRun) -> bool:
     """Whether what a script gives to save_with() may ever be called: else it costs nothing, either."""
-    return _is_kept_here(run) and run.file.config.get("checkpoint", {}).get("jit_s", 0.0) > 0
+    return _acts(run) and run.file.config.get("checkpoint", {}).get("jit_s", 0.0) > 0
 
 
 def _snapshots(run: OpenRun) -> dict[str, object]:
     """How often what a script gives to snapshot() is copied, and where it is written to; empty: it never is."""
     table = run.file.config.get("checkpoint", {})
     steps = table.get("snapshot_steps", 0)
-    if not _is_kept_here(run) or steps <= 0 or table.get("snapshot_gb", 0.0) <= 0:
+    if not _acts(run) or run.file.fleet is not None or steps <= 0 or table.get("snapshot_gb", 0.0) <= 0:
         return {}
     return {"steps": steps, "dir": run.file.checkpoint_dir or run.file.cwd}
 
 
-def _is_kept_here(run: OpenRun) -> bool:
-    """Whether what ranks hold when they are ended is taken care of: this node alone trains, and guardrun acts."""
+def _acts(run: OpenRun) -> bool:
+    """Whether guardrun takes care of what ranks hold when they are ended."""
     tables = {name: run.file.config.get(name, {}) for name in ("policy", "launcher")}
-    is_ours = tables["policy"].get("act") is True and tables["launcher"].get("agent") == "guardrun"
-    return is_ours and run.file.fleet is None
+    return tables["policy"].get("act") is True and tables["launcher"].get("agent") == "guardrun"
 
 
 def run_environment(

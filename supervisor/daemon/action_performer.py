@@ -283,7 +283,9 @@ class Performer:
     def _save_in_time(self, action: ac.SaveInTime) -> None:
         from guardrun.supervisor.saving.in_time_save import InTimeSaves  # few runs have a use for it
 
-        InTimeSaves(self._node, self._context, self._keep_chooser, self._saved_in_time).begin(action)
+        fleet = self._context.fleet
+        reach = fleet.begin_save(action) if fleet is not None else None
+        InTimeSaves(self._node, self._context, self._keep_chooser, self._saved_in_time, reach).begin(action)
 
     def _saved_in_time(self, attempt: int, rank: int, checkpoint: ev.Checkpoint) -> None:
         board = self._node.sampler.boards.get(rank)

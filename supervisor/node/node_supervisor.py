@@ -246,6 +246,9 @@ class NodeSupervisor:
         """Give the launcher an order; it is asked for again by the engine's deadlines where it gets lost."""
         if self._gate.holds(order):
             return
+        if isinstance(order, control_messages.Stop) and order.attempt == self.ingest.attempt:
+            for board in self.sampler.boards.values():  # of ranks that wait for nothing else
+                board.write(Field.STOPPING, 1)
         if self._launcher is not None:
             self.send_to(self._launcher, order)
             if self._stand_in is not None and isinstance(order, control_messages.Start | control_messages.Stop):

@@ -3,14 +3,17 @@
 Steps are compared on the boards, not by the last reports, which may be a second old. The rank is asked as a person's
 requests are (supervisor/node/rank_examinations.py). Two never save at once: the next one is asked only where the one
 before has said that its function was not called.
+
+`NodeSaves` is a node's part, `InTimeSaves` that of who decides; what lies between the two on several nodes has a module
+of its own (fleet_in_time_save.py).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import SAVE
@@ -37,73 +40,48 @@ class InTimeNode(RankContext, Protocol):
         """Asks the ranks of this node."""
 
 
-class InTimeSaves:
-    """Runs on the loop's thread."""
+class Steps(NamedTuple):
+    """How many steps ranks have finished: the fewest and the most; why: nothing can be said."""
 
-    def __init__(
-        self,
-        node: InTimeNode,
-        context: CheckpointContext,
-        keep: Callable[[], object],
-        saved: Callable[[int, int, ev.Checkpoint], object] = lambda *_: None,
-    ) -> None:
-        """keep: has what the chooser knows written down, for a supervisor after this one.
+    low: int = 0
+    high: int = 0
+    why: str = ""
 
-        saved: gets attempt, rank and checkpoint of a save that is to be used, on the loop's thread.
-        """
-        self._node, self._context, self._keep, self._saved = node, context, keep, saved
 
-    def begin(self, action: ac.SaveInTime) -> None:
-        """Ask the first rank; SavedInTime is the answer. After until_s nobody waits for it."""
-        step, why = self._agreed(action)
-        if why:
-            self._end(action, why=why)
-        else:
-            self._ask(action, step, action.global_ranks[:MOST_ASKED], "")
+Answered = Callable[[dict[str, Any] | None, str], object]
+"""Called with what a rank has told; None: with why it has told nothing, and may have begun all the same."""
 
-    def _agreed(self, action: ac.SaveInTime) -> tuple[int, str]:
-        """The step that all who are alive have finished last; else why there is none."""
+
+class NodeSaves:
+    """What a node does about it. Runs on the loop's thread."""
+
+    def __init__(self, node: InTimeNode) -> None:
+        self._node = node
+
+    def steps(self, attempt: int, ranks: Sequence[int]) -> Steps:
+        """What the boards of these ranks show."""
         boards = self._node.sampler.boards
-        words = {number: boards[number].read() for number in action.alive if number in boards}
+        words = {number: boards[number].read() for number in ranks if number in boards}
         known = {number: word for number, word in words.items() if word is not None}
-        if len(known) < len(action.alive) or self._node.ingest.attempt != action.attempt:
-            return 0, "a rank has no board"
+        if len(known) < len(ranks) or self._node.ingest.attempt != attempt:
+            return Steps(why="a rank has no board")
         if saving := [number for number, word in known.items() if word[Field.SAVE_SINCE_NS]]:
-            return 0, f"rank {saving[0]} is saving by itself"
-        steps = {number: step_of(word) for number, word in known.items()}
-        if len(set(steps.values())) > 1:
-            low, high = min(steps.values()), max(steps.values())
-            return 0, f"ranks have finished different numbers of steps: {low} and {high}"
-        step = next(iter(steps.values()), 0)
-        return step, "" if step else "no step is finished"
+            return Steps(why=f"rank {saving[0]} is saving by itself")
+        steps = [step_of(word) for word in known.values()]
+        return Steps(min(steps, default=0), max(steps, default=0))
 
-    def _ask(self, action: ac.SaveInTime, step: int, ranks: list[int], why: str) -> None:
-        """Ask the first of them; why: what spoke against the one before."""
-        left_s = action.until_s - self._node.clock.now()
-        if not ranks or left_s <= 0:
-            self._end(action, why=why)
-            return
-        number, others = ranks[0], ranks[1:]
-        log.info("save_in_time", request=action.request, rank=number, step=step)
+    def ask(self, number: int, step: int, left_s: float, done: Answered) -> None:
+        """Have a rank save the state after this step; done: called once, after left_s and some more at the latest."""
+        log.info("save_in_time", rank=number, step=step)
         until_ns = time.monotonic_ns() + int(left_s * 1e9)
         is_told: list[bool] = []
 
-        def done(answers: dict[int, dict[str, Any]], missing: dict[int, str]) -> None:
+        def answered(answers: dict[int, dict[str, Any]], missing: dict[int, str]) -> None:
             is_told.append(True)
-            told = answers.get(number)
-            if told is None:
-                # One that hears of it late may still call its function: nobody else may, then.
-                self._end(action, number, why=f"rank {number}: {missing.get(number, 'no answer')}", has_begun=True)
-            elif "why" in told:
-                self._ask(action, step, others, f"rank {number}: {str(told['why'])[:MAX_WHY_CHARS]}")
-            elif "path" in told:
-                self._judge(action, number, step, told)
-            else:
-                why = str(told.get("failed", "its answer is none"))[:MAX_WHY_CHARS]
-                self._end(action, number, why=f"rank {number}: {why}", has_begun=True)
+            done(answers.get(number), missing.get(number, "no answer"))
 
         arguments = {"step": step, "until_ns": until_ns}
-        self._node.examinations.ask_here(number, SAVE, arguments, left_s, done)
+        self._node.examinations.ask_here(number, SAVE, arguments, left_s, answered)
         if not is_told:
             self._watch(self._node.sampler.boards[number], until_ns, is_told)
 
@@ -122,6 +100,103 @@ class InTimeSaves:
 
         with suppress(RuntimeError):  # closing
             self._node.pool.submit(wait)
+
+
+class Reach(Protocol):
+    """How ranks are reached, on this node or on several."""
+
+    def steps(self, action: ac.SaveInTime, done: Callable[[Steps], object]) -> None:
+        """How far those that are alive are; done: called once."""
+
+    def ask(self, action: ac.SaveInTime, number: int, step: int, done: Answered) -> None:
+        """Have one save; done: called once."""
+
+    def seek(self, action: ac.SaveInTime, number: int, told: dict[str, Any], done: Callable[[str], object]) -> None:
+        """Whether what it has saved can be seen wherever it may be resumed from; done: called with why not, or empty.
+
+        told: with a path.
+        """
+
+
+class OneNode:
+    """All ranks are here."""
+
+    def __init__(self, node: InTimeNode) -> None:
+        self._node, self._saves = node, NodeSaves(node)
+
+    def steps(self, action: ac.SaveInTime, done: Callable[[Steps], object]) -> None:
+        """As Reach has it."""
+        done(self._saves.steps(action.attempt, action.alive))
+
+    def ask(self, action: ac.SaveInTime, number: int, step: int, done: Answered) -> None:
+        """As Reach has it."""
+        self._saves.ask(number, step, action.until_s - self._node.clock.now(), done)
+
+    def seek(self, action: ac.SaveInTime, number: int, told: dict[str, Any], done: Callable[[str], object]) -> None:
+        """As Reach has it."""
+        done("")
+
+
+class InTimeSaves:
+    """Runs on the loop's thread."""
+
+    def __init__(
+        self,
+        node: InTimeNode,
+        context: CheckpointContext,
+        keep: Callable[[], object],
+        saved: Callable[[int, int, ev.Checkpoint], object] = lambda *_: None,
+        reach: Reach | None = None,
+    ) -> None:
+        """keep: has what the chooser knows written down, for a supervisor after this one.
+
+        saved: gets attempt, rank and checkpoint of a save that is to be used, on the loop's thread. reach: None: all
+        ranks are here.
+        """
+        self._node, self._context, self._keep, self._saved = node, context, keep, saved
+        self._reach = reach or OneNode(node)
+
+    def begin(self, action: ac.SaveInTime) -> None:
+        """Ask the first rank; SavedInTime is the answer. After until_s nobody waits for it."""
+        self._reach.steps(action, lambda steps: self._compare(action, steps))
+
+    def _compare(self, action: ac.SaveInTime, steps: Steps) -> None:
+        why = steps.why
+        if not why and steps.low != steps.high:
+            why = f"ranks have finished different numbers of steps: {steps.low} and {steps.high}"
+        elif not why and not steps.low:
+            why = "no step is finished"
+        if why:
+            self._end(action, why=why)
+        else:
+            self._ask(action, steps.low, action.global_ranks[:MOST_ASKED], "")
+
+    def _ask(self, action: ac.SaveInTime, step: int, ranks: list[int], why: str) -> None:
+        """Ask the first of them; why: what spoke against the one before."""
+        if not ranks or self._node.clock.now() >= action.until_s:
+            self._end(action, why=why)
+            return
+        number, others = ranks[0], ranks[1:]
+
+        def done(told: dict[str, Any] | None, missing: str) -> None:
+            if told is None:
+                # One that hears of it late may still call its function: nobody else may, then.
+                self._end(action, number, why=f"rank {number}: {missing}"[:MAX_WHY_CHARS], has_begun=True)
+            elif "why" in told:
+                self._ask(action, step, others, f"rank {number}: {str(told['why'])[:MAX_WHY_CHARS]}")
+            elif "path" in told:
+                self._reach.seek(action, number, told, lambda why: self._sought(action, number, step, told, why))
+            else:
+                why = str(told.get("failed", "its answer is none"))[:MAX_WHY_CHARS]
+                self._end(action, number, why=f"rank {number}: {why}", has_begun=True)
+
+        self._reach.ask(action, number, step, done)
+
+    def _sought(self, action: ac.SaveInTime, number: int, step: int, told: dict[str, Any], why: str) -> None:
+        if why:
+            self._end(action, number, why=f"rank {number} saved {told['path']}: {why}"[:MAX_WHY_CHARS], has_begun=True)
+        else:
+            self._judge(action, number, step, told)
 
     def _judge(self, action: ac.SaveInTime, number: int, step: int, told: dict[str, Any]) -> None:
         """It says that it has saved."""

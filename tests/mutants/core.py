@@ -133,6 +133,16 @@ CORE: tuple[Mutation, ...] = (
         quick=("tests/engine/recovery/test_memory_save.py::test_what_answers_another_request_is_none",),
     ),
     Mutation(
+        name="the_dead_are_asked_to_save",
+        file="supervisor/engine/recovery/voluntary/in_time.py",
+        before="        and rank.rank.node not in gone\n",
+        after="",
+        breaks="ranks of a node that is gone are asked to save, and nobody does",
+        quick=(
+            "tests/engine/recovery/test_in_time_save.py::test_a_node_whose_connection_was_closed_is_taken_for_dead",
+        ),
+    ),
+    Mutation(
         name="a_leak_that_is_told_once",
         file="supervisor/engine/detectors/growing.py",
         before="self.known, self.count_before = set(), self.count",

@@ -162,6 +162,16 @@ EDGE: tuple[Mutation, ...] = (
         ),
     ),
     Mutation(
+        name="an_answer_of_any_node_counts",
+        file="supervisor/saving/fleet_in_time_save.py",
+        before="if asked is not None and of == (asked.node, asked.number, asked.request):",
+        after="if asked is not None:",
+        breaks="two ranks may save at once: one node's word has another one's rank taken for done",
+        quick=(
+            "tests/saving/test_fleet_in_time_save.py::test_the_next_is_asked_on_whichever_node_but_never_while_one_may_save",
+        ),
+    ),
+    Mutation(
         name="pages_not_escaped",
         file="supervisor/report/elements/html_page.py",
         before="autoescape=True,",

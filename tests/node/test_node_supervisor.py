@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import zmq
 
+from guardrun.hooks.wire.board import Field, board_name, create_board
 from guardrun.hooks.wire.messages import CheckpointLoaded
 from guardrun.supervisor.base.background_work import BackgroundWriter
 from guardrun.supervisor.collect.host.procfs import read_stat
@@ -164,6 +165,21 @@ def test_what_a_worker_makes_is_fed_on_the_loops_thread(tmp_path: Path, launcher
     here = threading.current_thread()
     assert role.fed == [(ev.AttemptNotStarted(attempt=3, error="OSError('gone')"), here)]
     assert threads != [here]
+
+
+def test_ranks_of_an_attempt_that_is_to_be_stopped_see_it_on_their_boards(
+    tmp_path: Path, launcher: subprocess.Popen[bytes]
+) -> None:
+    with node_of(tmp_path, launcher, NotingRole(last="feed")) as node:
+        create_board(str(node.sockets / board_name(1, 0)))
+        node.watch(1, [ev.Rank(global_rank=0, local_rank=0, pid=launcher.pid, node="node-a")], None)
+        stopping = []
+        for attempt in (0, 1):  # the one before is over
+            node.send(control_messages.Stop(attempt=attempt, grace_s=1.0))
+            words = node.sampler.boards[0].read()
+            assert words is not None
+            stopping.append(words[Field.STOPPING])
+    assert stopping == [0, 1]
 
 
 def test_without_its_launcher_the_role_has_the_last_word(tmp_path: Path, launcher: subprocess.Popen[bytes]) -> None:

@@ -1,12 +1,12 @@
 """transformers', Lightning's and TRL's trainers, unmodified: resumed, preempted, and saving by themselves in time.
 
+That transformers' saves in time: tests/fleet_runs/test_in_time.py, on two nodes.
 Their ranks are forked from a server that has imported them (training.py), once for all that is here; those of the runs
 that are warned import them from their files.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -132,34 +132,6 @@ def check_saved(done: Finished, names: list[str], out: Path) -> None:
         assert jit.items() >= {"rank": rank, "step": step, "path": str(out / name)}.items(), done
         assert "unchecked" not in jit
         assert incident["resumed_from"] == {"path": jit["path"], "step": step}
-
-
-def numbers(states: dict[str, Any]) -> list[Any]:
-    """What is logged, but for times, and the average loss since this process was started."""
-    history = [
-        {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second", "train_loss"))}
-        for entry in states["log_history"]
-    ]
-    return [*history, states["total_flos"], states["global_step"]]
-
-
-@transformers
-def test_transformers_saves_in_time(server: Server, guardrun_starter: GuardrunStarter) -> None:
-    """Long on a busy machine: four attempts. The model drops out: random states count."""
-    flags = ["--output_dir=out", "--max_steps=16", "--save_strategy=steps", "--save_steps=6", "--save_total_limit=2"]
-    flags += ["--eval_strategy=steps", "--eval_steps=4", "--gradient_accumulation_steps=2"]
-    script = [str(SCRIPTS / "trainer.py"), *flags, *hf.FLAGS[4:]]
-    out = guardrun_starter.folder / "out"
-    done = train(server, guardrun_starter, FAULTS, script, hf.IN_TIME)
-    check_saved(done, [f"checkpoint-{AT - 1}", f"checkpoint-{NEXT - 1}"], out)
-    assert not list(out.glob("_guardrun*"))
-    states, weights = json.loads((out / "trainer_state.json").read_text()), (out / "model.safetensors").read_bytes()
-    out.rename(out.with_name("disturbed"))
-    undisturbed = train(server, guardrun_starter, "", [*script, "--run_name=other"], hf.IN_TIME)
-    assert undisturbed.incidents == [] and "just-in-time" not in undisturbed.stderr
-    expected = json.loads((out / "trainer_state.json").read_text())
-    assert numbers(states) == numbers(expected)
-    assert weights == (out / "model.safetensors").read_bytes()
 
 
 @lightning

@@ -2,93 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
-from guardrun.hooks.wire.board import Board, Field, board_name, create_board
-from guardrun.supervisor.checkpoints.chooser import SeenInTime
-from guardrun.supervisor.collect.ranks.boards import BoardReader
-from guardrun.supervisor.engine.model import actions as ac
+from guardrun.hooks.wire.board import Field
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.saving.in_time_save import InTimeNode, InTimeSaves
+from tests.saving.in_time_node import FOUND, SAVED, STEP, Node
 from tests.support.waiting import wait_until
-
-STEP = 12
-SAVED = {"path": "/out/a.pt", "inode": 7, "wall_s": 5.0, "took_s": 0.4, "step": STEP}
-FOUND = SeenInTime(ev.Checkpoint(path="/out/a.pt", step=STEP), True)
-
-
-class Node:
-    """A node's supervisor, as far as is used of it. answers: what ranks say; None: nothing."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.boards = {n: self._board(n) for n in range(4)}
-        self.answers: dict[int, dict[str, Any] | str | None] = {}
-        self.asked: list[int] = []
-        self.arguments: list[dict[str, Any]] = []
-        self.events: list[ev.SavedInTime] = []
-        self.looks: list[tuple[str, int]] = []
-        self.found: SeenInTime | str = FOUND
-        self.says: int | None = None
-        self.samples = 0
-        self.kept: list[int] = []
-        self.pool = self.checkpoint_pool = ThreadPoolExecutor(1)
-        readers = {n: BoardReader(str(folder / board_name(0, n))) for n in self.boards}
-        self.sampler = SimpleNamespace(boards=readers)
-        self.ingest = SimpleNamespace(attempt=0)
-        self.clock = SimpleNamespace(now=lambda: 100.0)
-        self.examinations = SimpleNamespace(ask_here=self._ask, sample=self._sample)
-        self.chooser = SimpleNamespace(hurry=lambda: None, saw_in_time=self._judge)
-
-    def _board(self, number: int) -> Board:
-        create_board(str(self.folder / board_name(0, number)))
-        board = Board(str(self.folder / board_name(0, number)))
-        board.words[Field.STEP], board.words[Field.PID] = STEP, os.getpid()
-        return board
-
-    def _ask(self, number: int, what: str, arguments: dict[str, Any], seconds: float, done: Any) -> None:
-        assert what == "save" and seconds == 20.0
-        self.asked.append(number)
-        self.arguments.append(arguments)
-        answer = self.answers.get(number, SAVED)
-        if isinstance(answer, str):
-            done({}, {number: answer})
-        elif answer is not None:
-            done({number: answer}, {})
-
-    def _sample(self) -> None:
-        self.samples += 1
-
-    def _judge(self, path: str, step: int, *_: object, says: int | None) -> SeenInTime | str:
-        self.looks.append((path, step))
-        self.says = says
-        return self.found
-
-    def feed(self, event: Any) -> bool:
-        self.events.append(event)
-        return True
-
-    def post(self, call: Any) -> None:
-        call()
-
-    def in_background(self, work: Any, instead: Any, pool: object) -> None:
-        try:
-            self.feed(work())
-        except Exception as error:
-            self.feed(instead(str(error)))
-
-    def save(self, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> ev.SavedInTime | None:
-        order = ac.SaveInTime(request=3, attempt=0, until_s=120.0, global_ranks=list(ranks), alive=[0, 1, 2, 3])
-        InTimeSaves(cast(InTimeNode, self), cast(Any, self), lambda: self.kept.append(1)).begin(order)
-        assert len(self.events) <= 1
-        return self.events[0] if self.events else None
 
 
 @pytest.fixture

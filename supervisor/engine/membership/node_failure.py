@@ -149,7 +149,7 @@ def _act_on(state: State, detected: Detected, to_blame: list[Member], now_s: flo
     if len(to_blame) <= MANY:
         actions += _isolate(state, incident.id, to_blame, now_s)
     if state.phase is Phase.RUNNING:
-        return actions + stop_for(state, incident.id, onset_s=incident.onset_s, now_s=now_s)
+        return actions + stop_for(state, incident.id, onset_s=incident.onset_s, now_s=now_s, is_well=True)
     # Its peers fell first, and the rest is being stopped for them already.
     state.verdict_incident, state.exit_code = incident.id, 1
     return actions + decide_restart(state, now_s)

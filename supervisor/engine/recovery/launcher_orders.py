@@ -24,7 +24,7 @@ def choose(state: State, now_s: float) -> list[Action]:
         state.spoiled = rollback.spoiled_until(state, now_s)
         state.attempt.poisoned = None
     if state.attempt is not None and state.attempt.in_time is not None:
-        state.spoiled += in_time.spoiled(state.attempt, now_s)
+        state.spoiled += in_time.spoiled(state.attempt, now_s, is_many=state.fleet is not None)
     return [_order(state)]
 
 

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 import zmq
@@ -46,6 +46,7 @@ from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
 from guardrun.supervisor.fleet.transport.peers import Present, addresses_of, newer_if_gone, role_of, switches_of
 from guardrun.supervisor.node.node_relations import IsolationContext, NodeRelations
 from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, begin_look, look_name
+from guardrun.supervisor.node.rank_examinations import RankExaminations
 from guardrun.supervisor.node.run_context import CheckpointContext, DecidingContext
 from guardrun.supervisor.rundir.run_directory import FleetFile
 from guardrun.supervisor.saving.final_save import FinalSave
@@ -59,6 +60,9 @@ from guardrun.supervisor.wire.listening_addresses import (
     peer_addresses,
 )
 
+if TYPE_CHECKING:
+    from guardrun.supervisor.saving.fleet_in_time_save import ManyNodes
+
 KEYS_FILE = "fleet.json"
 """In the run directory, which is the user's alone: for a supervisor after this one."""
 FAREWELL_S = 3.0
@@ -70,6 +74,10 @@ REPORT_S = 1.0
 """Nodes report what has changed so often."""
 TELL_S = 60.0
 """How often what was refused is logged, at most."""
+
+
+ENDED_S = 5.0
+"""So long the end of all ranks is kept back while it is looked at what one of them has saved before."""
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,6 +100,10 @@ class CoordinatorNode(RankContext, IsolationContext, Protocol):
     @property
     def relations(self) -> NodeRelations:
         """Has this node isolated."""
+
+    @property
+    def examinations(self) -> RankExaminations:
+        """Asks the ranks of this node."""
 
     def send(self, order: ToLauncher) -> None:
         """Give this node's launcher an order."""
@@ -168,6 +180,10 @@ class Coordinator:
         self._rewrite_s: float | None = None
         self._has_said_unwritten = False
         self._logged: tuple[dict[str, int], float] = ({}, 0.0)
+        self._in_time: ManyNodes | None = None
+        """A save that goes on; None: none does."""
+        self._kept_back: tuple[list[ev.Event], float] = ([], 0.0)
+        """The end of its attempt, and until when (time.monotonic())."""
         try:
             if fleet.meet is not None:
                 self._introducer = Introducer(
@@ -236,6 +252,10 @@ class Coordinator:
         self.examinations.poll()
         self.boards.poll()
         now = time.monotonic()
+        if self._in_time is not None:
+            self._in_time.tick()
+            if self._kept_back[0] and now >= self._kept_back[1]:
+                self.end_save()
         if self._missed.is_due(present, now):
             self._listen_everywhere()
         if self._rewrite_s is not None and now >= self._rewrite_s:
@@ -333,7 +353,7 @@ class Coordinator:
         """An event of this node's own, or of no node: those for the engine."""
         if isinstance(event, ev.NodeLeft):
             self.aggregator.forget(self._me)
-        return self.aggregator.on_node_event(self._me, event, self._node.clock.now())
+        return self._keep_back(self.aggregator.on_node_event(self._me, event, self._node.clock.now()))
 
     def serving(self, message: Serving) -> None:
         """The store is served on this node: the other nodes are ordered to start."""
@@ -358,6 +378,8 @@ class Coordinator:
 
     def stop(self, action: ac.StopAttempt) -> None:
         """Have an attempt stopped on all its nodes."""
+        if self._in_time is not None:
+            self._node.post(self.end_save)
         self.aggregator.stop(action)
         self.send_orders()
 
@@ -370,6 +392,39 @@ class Coordinator:
         """Have exits read on all nodes; one that answers too late is missing in them."""
         self.aggregator.read_exits(action, self._node.clock.now())
         self.send_orders()
+
+    def begin_save(self, action: ac.SaveInTime) -> ManyNodes:
+        """How ranks of all nodes are reached for a save before they are ended; it is over once they are to be."""
+        from guardrun.supervisor.saving.fleet_in_time_save import ManyNodes  # few runs have a use for it
+
+        state = self._context.engine.state
+        ranks = state.attempt.ranks if state.attempt is not None else {}
+        homes = {number: known.rank.node for number, known in ranks.items()}
+        self._in_time = ManyNodes(self._node, self._send, self._answering, homes, frozenset(state.nodes.isolated))
+        return self._in_time
+
+    def end_save(self) -> None:
+        """The engine waits for it no more: what was kept back may follow."""
+        self._in_time = None
+        (events, _), self._kept_back = self._kept_back, ([], 0.0)
+        self.pass_on(events)
+
+    def _answering(self) -> list[str]:
+        """Other nodes that can be reached, as far as is known: a link that was cut stands for a while."""
+        fleet = self._context.engine.state.fleet
+        ready = (
+            {n for n, one in fleet.members.items() if one.standing is Standing.READY} if fleet is not None else set()
+        )
+        return [node for node in self.hub.nodes if node in ready and self.hub.is_connected(node)]
+
+    def _keep_back(self, events: list[ev.Event]) -> list[ev.Event]:
+        """While a save is looked at, its ranks may end by themselves: their peers are gone. That is told after it."""
+        if self._in_time is None or not any(isinstance(event, ev.AttemptStopped) for event in events):
+            return events
+        known, until_s = self._kept_back
+        kept = [event for event in events if isinstance(event, ev.AttemptStopped)]
+        self._kept_back = ([*known, *kept], until_s or time.monotonic() + ENDED_S)
+        return [event for event in events if event not in kept]
 
     def isolate(self, action: ac.Isolate) -> None:
         """Put a node under quarantine: this one, or another."""
@@ -473,7 +528,7 @@ class Coordinator:
 
     def pass_on(self, events: list[ev.Event]) -> None:
         """To the engine, and whatever orders came of it out."""
-        for event in events:
+        for event in self._keep_back(events):
             self._context.handle(event)
         self.send_orders()
 
@@ -505,6 +560,8 @@ class Coordinator:
         elif isinstance(what, hubs.Dropped):
             log.info("node_dropped", node=node, why=what.why)
             self.checks.gone(node)
+            if self._in_time is not None:
+                self._in_time.dropped(node)
             self.pass_on(self.aggregator.dropped(node, now_s, self.hub.heard_s(node)))
         elif isinstance(what, hubs.Missed):
             log.warning("node_lost_messages", node=node, packets=what.packets)
@@ -527,6 +584,8 @@ class Coordinator:
             )
         )
         self.aggregator.joined(node, attempt, now_s, is_new)
+        if self._in_time is not None and is_new:
+            self._in_time.replaced(node)
         self.send_orders()
 
     def _compare(self, node: str, info: dict[str, Any]) -> None:
@@ -571,6 +630,9 @@ class Coordinator:
             self.boards.answered(node, message)
         elif isinstance(message, msg.SharesReported):
             self.boards.shares_told(node, message)
+        elif isinstance(message, msg.StepsReported | msg.SavedHere | msg.FileSought):
+            if self._in_time is not None:
+                self._in_time.answered(node, message)
         elif isinstance(message, ev.StopRequested) and may_leave(context.engine.state, node):
             self._let_go(node, message, now_s)
         else:

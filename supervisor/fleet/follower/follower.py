@@ -13,7 +13,7 @@ import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import zmq
@@ -47,6 +47,9 @@ from guardrun.supervisor.saving.fleet_save_agreement import NodeSaveAgreement
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.listening_addresses import peer_addresses
 
+if TYPE_CHECKING:
+    from guardrun.supervisor.saving.fleet_in_time_save import NodePart
+
 REREAD_S = 1.0
 """How often the join file is read while there is no contact."""
 FAREWELL_S = 3.0
@@ -76,6 +79,7 @@ class Follower:
         """Whose ranks are alive here; -1: none are."""
         self._is_stopping = False
         self._asking = NodeSaveAgreement()
+        self._in_time: NodePart | None = None
         self._still = ProgressTimeout()
         self._may_stand_s = STILL_S
         """How long the ranks may stand still, as far as the head knows."""
@@ -455,6 +459,8 @@ class Follower:
             self.node.relations.isolate(order)
         elif isinstance(order, msg.SetBase):
             self.node.ingest.set_base(order.attempt, order.global_rank, order.step)
+        elif isinstance(order, msg.ReportSteps | msg.SaveHere | msg.SeekFile):
+            self._in_time_part().obey(order, self._send_to_head, is_running=self.is_running)
         elif isinstance(order, msg.AskChecks | msg.SetCheckpoint | msg.WithdrawCheckpoint):
             answer = self._asking.obey(order, self.node.sampler.boards, self._attempt, self.node.clock.now())
             if answer is not None:
@@ -494,6 +500,13 @@ class Follower:
             self._send_to_head(msg.Examined(ask=order.ask, answers=answers, missing=missing))
 
         self.node.examinations.ask(order.ranks, order.what, order.arguments, order.seconds, reply)
+
+    def _in_time_part(self) -> NodePart:
+        if self._in_time is None:
+            from guardrun.supervisor.saving.fleet_in_time_save import NodePart  # few runs have a use for it
+
+            self._in_time = NodePart(self.node)
+        return self._in_time
 
     def _tell_boards(self, order: msg.ReportBoards) -> None:
         ingest = self.node.ingest

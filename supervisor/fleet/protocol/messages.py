@@ -74,6 +74,36 @@ class CheckpointSet(_Message, frozen=True, kw_only=True, tag="checkpoint_set"):
     is_set: bool
 
 
+class StepsReported(_Message, frozen=True, kw_only=True, tag="steps_reported"):
+    """Answer to ReportSteps: the fewest and the most that a rank has finished."""
+
+    request: int
+    low: int = 0
+    high: int = 0
+    why: str = ""
+    """Nothing can be said, or a rank saves by itself."""
+    pages: dict[int, bytes] = {}
+    """Random pages (hooks/wire/random_page.py) of the node's ranks, dead or alive, where a trainer keeps them."""
+
+
+class SavedHere(_Message, frozen=True, kw_only=True, tag="saved_here"):
+    """Answer to SaveHere."""
+
+    request: int
+    global_rank: int
+    told: dict[str, Any] | None = None
+    """As the rank has told it (hooks/examine/in_time_save.py)."""
+    missing: str = ""
+    """Why it has told nothing; it may have begun all the same."""
+
+
+class FileSought(_Message, frozen=True, kw_only=True, tag="file_sought"):
+    """Answer to SeekFile; why: it can't be seen on this node."""
+
+    request: int
+    why: str = ""
+
+
 class Looked(_Message, frozen=True, kw_only=True, tag="looked"):
     """Answer to LookNow."""
 
@@ -194,6 +224,36 @@ class WithdrawCheckpoint(_Message, frozen=True, kw_only=True, tag="withdraw_chec
     attempt: int
 
 
+class ReportSteps(_Message, frozen=True, kw_only=True, tag="report_steps"):
+    """How many steps have these ranks of the node finished, all of which are alive? Before one of the job's saves."""
+
+    request: int
+    attempt: int
+    ranks: list[int]
+
+
+class SaveHere(_Message, frozen=True, kw_only=True, tag="save_here"):
+    """Have a rank of the node save in time (docs/just-in-time.md)."""
+
+    request: int
+    attempt: int
+    global_rank: int
+    step: int
+    """The last that all have finished."""
+    by_s: float
+    """The run's seconds: nobody waits for it any more."""
+    pages: dict[int, bytes] = {}
+    """Other nodes', as StepsReported has them."""
+
+
+class SeekFile(_Message, frozen=True, kw_only=True, tag="seek_file"):
+    """Can this be seen on the node, as it was written then?"""
+
+    request: int
+    path: str
+    written_ns: int
+
+
 class LookNow(_Message, frozen=True, kw_only=True, tag="look_now"):
     """A person wants to see these ranks of the node; nothing is kept of it."""
 
@@ -279,6 +339,9 @@ Up = (
     | Examined
     | BoardsReported
     | SharesReported
+    | StepsReported
+    | SavedHere
+    | FileSought
 )
 Down = (
     Start
@@ -296,4 +359,7 @@ Down = (
     | LookNow
     | Examine
     | ReportBoards
+    | ReportSteps
+    | SaveHere
+    | SeekFile
 )

@@ -61,11 +61,14 @@ def test_after_a_crash_a_rank_saves_before_the_others_are_ended(told: Told) -> N
 
 def test_in_a_hang_neither_the_culprit_nor_who_is_stopped_is_asked(told: Told) -> None:
     told = told.branch()  # who decides is called by hand
-    training(told, ranks=4, saving=(0, 1, 2, 3))
-    told.tell(ev.NodeReport(node="node-a", attempt=0, ranks=[ev.RankReport(
-        global_rank=2, state="T", progress=12, progress_s=5.0, step=12, milestones=SAVES_IN_TIME)]), 6.0)  # fmt: skip
+    training(told, ranks=5, saving=(0, 1, 2, 3, 4))
+    for number, at_s in ((2, 6.0), (1, 9.0)):
+        looked_at = ev.RankReport(
+            global_rank=number, state="t", progress=12, progress_s=5.0, step=12, milestones=SAVES_IN_TIME
+        )
+        told.tell(ev.NodeReport(node="node-a", attempt=0, ranks=[looked_at]), at_s)
     order = asked(hang(told, 0))
-    assert (order.global_ranks, order.alive) == ([1, 3], [0, 1, 2, 3])
+    assert (order.global_ranks, order.alive) == ([3, 4, 1], [0, 1, 2, 3, 4]), "one was looked at just now"
 
 
 def test_who_has_raised_is_asked_last(told: Told) -> None:
@@ -217,13 +220,52 @@ def test_what_is_in_doubt_is_not_saved_and_that_is_said(make: object, why: str, 
     assert why in incident.evidence["jit"]["why"]
 
 
-def test_jobs_of_several_nodes_do_without(told: Told) -> None:
-    told.fleet_opened(2, jit_s=JIT_S)
+def on_nodes(told: Told, nodes: int = 3) -> None:
+    """Two ranks a node, at step 12."""
+    told.fleet_opened(nodes, jit_s=JIT_S)
     told.fleet_started(1.0)
-    reports = [
-        ev.RankReport(global_rank=n, progress=9, progress_s=2.0, step=9, milestones=SAVES_IN_TIME) for n in range(4)
-    ]
-    told.tell(ev.NodeReport(node="n0", attempt=0, ranks=reports), 2.0)
-    assert "StopAttempt" in kinds(told.exits(1, -9, 6.0))
+    for node in range(nodes):
+        ranks = [
+            ev.RankReport(global_rank=n, progress=12, progress_s=5.0, step=12, milestones=SAVES_IN_TIME)
+            for n in (2 * node, 2 * node + 1)
+        ]
+        told.tell(ev.NodeReport(node=f"n{node}", attempt=0, ranks=ranks), 5.0)
+
+
+def test_on_several_nodes_any_rank_that_is_well_may_be_asked(told: Told) -> None:
+    on_nodes(told)
+    order = asked(told.exits(0, -9, 6.0))
+    assert (order.global_ranks, order.alive) == ([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
+    answer(told, order, why="rank 1: OSError: full", has_begun=True)
+    [one] = spoiled(end_crash(told))
+    assert one.until_s > told.now_s, "another node's clock may be ahead"
+
+
+def test_a_lost_node_s_ranks_are_neither_asked_nor_compared(told: Told) -> None:
+    on_nodes(told)
+    told.tell(ev.NodeSuspected(node="n1", since_s=5.5, is_dropped=True), 6.0)
+    actions: list[ac.Action] = []
+    while "SaveInTime" not in kinds(actions):
+        assert "StopAttempt" not in kinds(actions) and told.now_s < 30.0
+        actions = told.tick()
+    order = asked(actions)
+    assert (order.global_ranks, order.alive) == ([0, 1, 4, 5], [0, 1, 4, 5])
+    [incident] = told.incidents.values()
+    assert incident.cause == "node_lost"
+    assert kinds(answer(told, order, checkpoint=msgspec.to_builtins(SAVED))) == ["StopAttempt"]
+
+
+def test_a_node_whose_connection_was_closed_is_taken_for_dead(told: Told) -> None:
+    on_nodes(told)
+    told.tell(ev.NodeSuspected(node="n1", since_s=5.5, is_dropped=True), 5.8)
+    order = asked(told.exits(0, -9, 6.0))
+    assert (order.global_ranks, order.alive) == ([1, 4, 5], [1, 4, 5])
+
+
+def test_while_a_node_is_silent_nobody_saves(told: Told) -> None:
+    """Its ranks may be further, or save by themselves."""
+    on_nodes(told)
+    told.tell(ev.NodeSuspected(node="n2", since_s=1.0), 5.8)
+    assert "StopAttempt" in kinds(told.exits(0, -9, 6.0))
     assert told.state.attempt is not None and told.state.attempt.in_time is not None
-    assert told.state.attempt.in_time.told == {"why": "the job has several nodes"}
+    assert told.state.attempt.in_time.told == {"why": "n2 is silent: what its ranks have done is not known"}

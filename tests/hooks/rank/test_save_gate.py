@@ -513,6 +513,21 @@ def test_only_who_has_lost_a_peer_waits_with_its_end(training: Training, monkeyp
     assert min(waited[:2]) >= 0.2 and max(waited[2:]) < 0.1
 
 
+def test_whose_job_has_several_nodes_waits_longer_but_not_once_it_is_to_be_stopped(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handler of its script's may keep SIGTERM from ending it."""
+    monkeypatch.setattr(save_gate, "PEER_WAIT_S", 0.0)
+    training.rank.settings["peer_wait_s"] = 0.2
+    waited: list[float] = []
+    for stopping in (0, 1):
+        training.rank.words[Field.STOPPING] = stopping
+        began_s = time.monotonic()
+        training.gate.hold(RuntimeError("gloo: Connection reset by peer"))
+        waited.append(time.monotonic() - began_s)
+    assert waited[0] >= 0.2 and waited[1] < 0.1
+
+
 def test_who_is_asked_meanwhile_waits_until_it_has_saved(training: Training, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"1")
     training.function = lambda: time.sleep(0.3) or tmp_path  # type: ignore[func-returns-value]

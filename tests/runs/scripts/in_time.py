@@ -17,14 +17,16 @@ from torch.nn.parallel import DistributedDataParallel
 from guardrun import hooks
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--fault", default="", help="of attempt 0: FAULT@STEP:RANK")
-parser.add_argument("--how", default="well", help="how the function saves; none: there is none")
+parser.add_argument("--fault", action="append", default=[], help="of attempt 0, 1, …: FAULT@STEP:RANK")
+parser.add_argument("--how", action="append", default=[], help="how the function saves, in attempt 0, 1, … and after")
 parser.add_argument("--first-save", type=int, default=0, help="an ordinary save after this step")
 parser.add_argument("--steps", type=int, default=16)
 parser.add_argument("--resume", default="")
+parser.add_argument("--marks", default="", help="what tests of several nodes give all scripts")
 arguments = parser.parse_args()
 RANK, ATTEMPT = int(os.environ["RANK"]), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-FAULT, _, AT = arguments.fault.partition("@")
+FAULT, _, AT = dict(enumerate(arguments.fault)).get(int(ATTEMPT), "").partition("@")
+HOW = [*arguments.how, *arguments.how[-1:] * int(ATTEMPT)][int(ATTEMPT)] if arguments.how else "well"
 OUT = Path("out")
 
 
@@ -39,13 +41,13 @@ class State:
     def parts(self) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
         return self.model.module, self.optimizer, self.scheduler
 
-    def save(self, name: str, says: int | None = None) -> str:
-        OUT.mkdir(exist_ok=True)
+    def save(self, name: str, says: int | None = None, out: Path = OUT) -> str:
+        out.mkdir(exist_ok=True)
         content = {str(n): part.state_dict() for n, part in enumerate(self.parts())}
         named = {"model": content["0"], "optimizer": content["1"], "scheduler": content["2"]}
-        torch.save({**named, "step": self.steps if says is None else says}, OUT / f"{name}.tmp")
-        os.replace(OUT / f"{name}.tmp", OUT / f"{name}.pt")
-        return str(OUT / f"{name}.pt")
+        torch.save({**named, "step": self.steps if says is None else says}, out / f"{name}.tmp")
+        os.replace(out / f"{name}.tmp", out / f"{name}.pt")
+        return str(out / f"{name}.pt")
 
     def load(self, path: str) -> None:
         content = torch.load(path)
@@ -61,12 +63,14 @@ state = State()
 def save_in_time() -> str | None:
     """Called by guardrun."""
     Path(f"asked-{ATTEMPT}-{RANK}").touch()
-    how, path = arguments.how, f"jit_{state.steps}"
+    how, path = HOW, f"jit_{state.steps}"
     if how == "raises":
         raise OSError("no space left for this")
     if how == "hangs":
         state.save(path)
         time.sleep(1000)
+    if how == "apart":
+        return state.save(path, out=Path("apart"))
     if how == "collective":
         dist.barrier()
     if how == "torn":
@@ -87,8 +91,13 @@ def save_in_time() -> str | None:
 
 
 def suffer() -> None:
+    while arguments.marks and not Path(f"go-{ATTEMPT}").exists():  # a head hears of other nodes' ranks once a second
+        time.sleep(0.01)
     match FAULT:
         case "block":
+            time.sleep(1000)
+        case "lose":  # whoever starts this takes its node away
+            Path(f"lose-{ATTEMPT}").touch()
             time.sleep(1000)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -100,11 +109,11 @@ def suffer() -> None:
             time.sleep(1000)
 
 
-if arguments.how == "twice":
+if HOW == "twice":
     hooks.save_with(lambda: "out/wrong.pt")
-if arguments.how != "none":
+if HOW != "none":
     hooks.save_with(save_in_time)
-if arguments.how == "taken":
+if HOW == "taken":
     hooks.save_with(None)
 if arguments.resume:
     state.load(arguments.resume)
@@ -112,7 +121,7 @@ print(f"attempt {ATTEMPT} rank {RANK} starts at step {state.steps}", file=sys.st
 losses = open(f"losses-{RANK}", "a")  # noqa: SIM115
 for step in range(state.steps + 1, arguments.steps + 1):
     time.sleep(0.02)
-    is_due = ATTEMPT == "0" and f"{step}:{RANK}" == AT
+    is_due = f"{step}:{RANK}" == AT
     batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(1000 * step + RANK))
     if is_due and FAULT != "after":
         suffer()
@@ -120,7 +129,7 @@ for step in range(state.steps + 1, arguments.steps + 1):
     loss = state.model(batch).square().mean()
     loss.backward()
     state.optimizer.step()
-    if FAULT == "after" and ATTEMPT == "0" and AT.startswith(f"{step}:"):
+    if FAULT == "after" and AT.startswith(f"{step}:"):
         if is_due:
             suffer()
         dist.all_reduce(loss.detach())

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from guardrun.supervisor.engine.model.actions import SaveInTime, Spoiled, ranks_of
 from guardrun.supervisor.engine.state.in_time_save import InTimeSave
+from guardrun.supervisor.engine.state.job_nodes import Member, Standing
 from guardrun.supervisor.engine.state.state import SAVES_IN_TIME, Attempt, State, attempt_of, next_request
 
 NOTHING = "no just-in-time checkpoint"
 FAILED = "it was written by a just-in-time save that failed"
+CLOCKS_S = 5.0
+"""By which another node's clock, by which a file is dated, may be ahead."""
 NO_STEP = 2**62
 """Beyond all steps: only the time tells what is spoilt."""
 
@@ -22,24 +25,28 @@ def begin(state: State, now_s: float) -> SaveInTime | str:
     attempt = attempt_of(state)
     if attempt.in_time is not None or not _is_wanted(state):
         return ""
-    if why := _why_not(state):
+    if why := _why_not(state, now_s):
         attempt.in_time = InTimeSave(told={"why": why})
         return f"{NOTHING}: {why}"
-    until_s = now_s + state.settings.jit_s
+    until_s, gone = now_s + state.settings.jit_s, _nodes_gone(state)
     attempt.in_time = save = InTimeSave(request=next_request(state), since_s=now_s, until_s=until_s)
-    alive = [number for number, rank in attempt.ranks.items() if rank.exitcode is None]
+    alive = [n for n, rank in attempt.ranks.items() if rank.exitcode is None and rank.rank.node not in gone]
     return SaveInTime(
-        request=save.request, attempt=attempt.number, until_s=until_s, global_ranks=_well(state), alive=alive
+        request=save.request, attempt=attempt.number, until_s=until_s, global_ranks=_well(state, now_s), alive=alive
     )
 
 
-def spoiled(attempt: Attempt, now_s: float) -> list[Spoiled]:
-    """What a save that is not proven may have left behind; once. Nothing of the attempt is alive."""
+def spoiled(attempt: Attempt, now_s: float, *, is_many: bool = False) -> list[Spoiled]:
+    """What a save that is not proven may have left behind; once. Nothing of the attempt is alive.
+
+    is_many: several nodes, each with a clock of its own.
+    """
     save = attempt.in_time
     if save is None or not (save.is_doubtful or save.is_pending):
         return []
     save.is_doubtful, save.told = False, save.told or {"why": "the run was ended"}
     until_s = now_s if attempt.ended_s is None else attempt.ended_s
+    until_s += CLOCKS_S if is_many else 0.0
     return [Spoiled(attempt=attempt.number, from_step=NO_STEP, since_s=save.since_s, until_s=until_s, why=FAILED)]
 
 
@@ -51,17 +58,17 @@ def _is_wanted(state: State) -> bool:
     return not (state.notice.cause or state.signum or attempt.is_refused or attempt.is_worthless or attempt.is_cut)
 
 
-def _why_not(state: State) -> str:
+def _why_not(state: State, now_s: float) -> str:
     attempt = attempt_of(state)
-    if state.fleet is not None:
-        return "the job has several nodes"
     if why := why_spoilt(state):
         return why
     if attempt.resumed_from is not None and not attempt.has_resumed:
         return "nobody has opened the checkpoint that this attempt was begun with"
     if any(rank.is_save_held for rank in attempt.ranks.values()):
         return "a save is held back: it would write over a checkpoint that nobody has opened"
-    return "" if _well(state) else "no rank that could save is well"
+    if silent := _nodes_silent(state):
+        return f"{silent[0]} is silent: what its ranks have done is not known"
+    return "" if _well(state, now_s) else "no rank that could save is well"
 
 
 def why_spoilt(state: State) -> str:
@@ -76,18 +83,37 @@ def why_spoilt(state: State) -> str:
     return f"what is trained is spoilt ({numeric.cause})" if numeric else "what is trained is spoilt"
 
 
-def _well(state: State) -> list[int]:
-    """Ranks that may be asked, the first one first: those that have not raised come before those that have."""
+def _well(state: State, now_s: float) -> list[int]:
+    """Ranks that may be asked, the first one first: those that have not raised come before those that have.
+
+    Whoever looks at a rank may have stopped it for a moment: only what stays so is not well, and the others come first.
+    """
     attempt = attempt_of(state)
     verdict = state.verdict
-    culprits = set(ranks_of(verdict.culprits)) if verdict is not None else set()
+    culprits, gone = set(ranks_of(verdict.culprits)) if verdict is not None else set(), _nodes_gone(state)
     found = [
-        (rank.error is not None, number)
+        (rank.error is not None, number in attempt.stopped, number)
         for number, rank in attempt.ranks.items()
         if rank.exitcode is None
         and rank.milestones & SAVES_IN_TIME
         and not rank.has_ended
         and number not in culprits
-        and number not in attempt.stopped
+        and now_s - attempt.stopped.get(number, now_s) < state.settings.stopped_patience_s
+        and rank.rank.node not in gone
     ]
-    return [number for _, number in sorted(found)]
+    return [number for *_, number in sorted(found)]
+
+
+def _nodes_gone(state: State) -> set[str]:
+    """Nodes that nobody waits for: lost, ended, or with a connection that was closed, as it is where they have died."""
+    members = state.fleet.members.values() if state.fleet is not None else ()
+    return {m.node for m in members if m.standing not in (Standing.READY, Standing.SILENT) or _is_dropped(m)}
+
+
+def _nodes_silent(state: State) -> list[str]:
+    """Those that may be alive, of which nothing is heard."""
+    return [m.node for m in state.fleet.silent if not _is_dropped(m)] if state.fleet is not None else []
+
+
+def _is_dropped(member: Member) -> bool:
+    return member.standing is Standing.SILENT and member.is_dropped

@@ -1,0 +1,210 @@
+"""Several nodes: whoever is well saves the last finished step before the ranks are ended, wherever it lives.
+
+One run for all that goes well: its ranks are killed, hang, raise and are stopped, and a node is lost, one after the
+other. One for what goes wrong while a rank saves: nothing of that is resumed from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from guardrun.supervisor.engine.model.actions import SaveInTime
+from guardrun.supervisor.engine.model.events import NodeReport
+from guardrun.supervisor.engine.state.state import SAVES_IN_TIME
+from guardrun.supervisor.rundir.journal import read_lines
+from tests.fleet_runs.jobs import QUICK, Job, flags, kill
+from tests.realworld import huggingface
+from tests.realworld.training import ENVIRONMENT, start
+from tests.realworld.training import SCRIPTS as REALWORLD
+from tests.runs.runs import QUICK as SOON
+from tests.runs.runs import RESUME, SCRIPTS, EdgeRuns, check_replay
+from tests.support.guardrun_run import GuardrunStarter
+from tests.support.netlab import Lab
+
+pytestmark = pytest.mark.real("netns")
+
+JIT_S = 6
+FLEET = QUICK[QUICK.index("[fleet]") :]
+CONFIG = f"{RESUME}jit_s = {JIT_S}\n{SOON}[restart]\nstop_grace_s = 3\nmax_no_progress = 9\n{FLEET}"
+STEPS = 26
+FAULTS = ("kill@5:0", "block@9:1", "raise@13:1", "stop@17:0", "lose@20:1", "lose@23:1")
+"""Of the attempts: which rank suffers what, at which step."""
+CULPRITS = [("head", 0), ("node1", 1), ("node1", 1), ("head", 0), ("node1", 1), ("node2", 1)]
+SPOILT = ("kill@9:0", "kill@9:1", "kill@9:0", "raise@9:0")
+HOW = ("hangs", "hangs", "hangs", "apart")
+"""What the other rank does, asked to save."""
+KEPT = 5
+"""The ordinary save before."""
+
+
+class Told:
+    """What is left of a run."""
+
+    def __init__(self, job: Job) -> None:
+        check_replay(job.run_dir)
+        self.folder, self.outputs, self.incidents = job.folder, job.outputs(), job.incidents()
+        lines = [line.split() for n in (0, 1) for line in (job.folder / f"losses-{n}").read_text().splitlines()]
+        self.losses = sorted({(int(step), loss) for _, step, loss in lines})
+        attempts = range(1 + max(int(one) for one, _, _ in lines))
+        self.taken = [sorted({int(step) for one, step, _ in lines if int(one) == n}) for n in attempts]
+        self.asked = {path.name for path in job.folder.glob("asked-*")}
+        lines_of = (line for line in read_lines(job.run_dir) if line is not None)
+        self.orders = [one for line in lines_of for one in line.actions if isinstance(one, SaveInTime)]
+
+
+def begin(job: Job, faults: tuple[str, ...], *more: str) -> None:
+    job.script = SCRIPTS / "in_time.py"
+    planted = [f"--fault={fault}" for fault in faults]
+    job.start(2, ["head", "node1", "node2"], spares=1, config=CONFIG, script_args=[f"--steps={STEPS}", *planted, *more])
+
+
+def go(job: Job, attempt: int) -> None:
+    """Let the attempt's fault happen, once the head knows that both its ranks may be asked."""
+
+    def may_be_asked() -> bool:
+        lines = read_lines(job.run_dir) if (job.run_dir / "events.jsonl").exists() else ()
+        reports = [line.event for line in lines if line is not None and isinstance(line.event, NodeReport)]
+        ranks = [rank for report in reports if report.attempt == attempt for rank in report.ranks]
+        return {rank.global_rank for rank in ranks if rank.milestones & SAVES_IN_TIME and rank.step} == {0, 1}
+
+    job.wait_for(may_be_asked, 60.0, f"ranks of attempt {attempt} that may be asked")
+    (job.folder / f"go-{attempt}").touch()
+
+
+@pytest.fixture(scope="module")
+def told(hosts: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+    job = Job(hosts, tmp_path_factory.mktemp("in_time"))
+    try:
+        begin(job, FAULTS)
+        for attempt in range(len(FAULTS)):
+            go(job, attempt)
+            if FAULTS[attempt].startswith("lose"):
+                job.wait_for((job.folder / f"lose-{attempt}").exists, 60.0, "a node to be lost")
+            if attempt == 4:  # nothing is heard of it any more, and no connection is closed
+                job.lab.cut(job["node1"].host)
+        job.lab.restore(job["node1"].host)
+        job.says("head", "node1 is back")
+        job["node2"].host.crash()
+        codes = job.ended(60.0)
+        assert (codes["head"], codes["node1"]) == (0, 0), job.outputs()
+        yield Told(job)
+    finally:
+        job.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[int, str]]:
+    runs = EdgeRuns(tmp_path_factory.mktemp("undisturbed"))
+    finished = runs.run("in_time.py", f"--steps={STEPS}")
+    lines = [line.split() for n in (0, 1) for line in (runs.folder / f"losses-{n}").read_text().splitlines()]
+    runs.close()
+    assert finished.returncode == 0, finished
+    return sorted({(int(step), loss) for _, step, loss in lines})
+
+
+@pytest.mark.parametrize("number", range(len(FAULTS)))
+def test_no_step_is_done_twice(number: int, told: Told) -> None:
+    """Long: all faults of the run, of which two are hangs, and a lease that has to end."""
+    at, (node, culprit) = int(FAULTS[number].split("@")[1].partition(":")[0]), CULPRITS[number]
+    incident: dict[str, Any] = told.incidents[number]
+    jit = incident["evidence"]["jit"]
+    assert [(one["node"], one["rank"]) for one in incident["culprits"]] == [(node, culprit)], told.outputs
+    assert (jit.get("rank"), jit.get("step")) == (1 - culprit, at - 1), (jit, told.outputs)
+    assert Path(incident["resumed_from"]["path"]).name == f"jit_{at - 1}.pt"
+    assert told.taken[number][-1] == at - 1 and told.taken[number + 1][0] == at
+    assert f"asked-{number}-{1 - culprit}" in told.asked and f"asked-{number}-{culprit}" not in told.asked
+
+
+def test_every_loss_is_the_same(told: Told, undisturbed: list[tuple[int, str]]) -> None:
+    assert told.losses == undisturbed
+
+
+def test_of_a_lost_node_nobody_is_waited_for(told: Told) -> None:
+    assert [(one.global_ranks, one.alive) for one in told.orders[-2:]] == [([0], [0])] * 2
+
+
+def test_what_goes_wrong_meanwhile_costs_its_time_and_nothing_else(
+    job: Job, undisturbed: list[tuple[int, str]]
+) -> None:
+    """Its node is cut off, the head's supervisor is killed, its own is; or nobody else can see what it wrote.
+
+    Long: a lease has to end.
+    """
+
+    def saves(attempt: int, rank: int) -> None:
+        go(job, attempt)
+        job.wait_for((job.folder / f"asked-{attempt}-{rank}").exists, 60.0, f"rank {rank} to be asked")
+        job.wait_for((job.folder / "out" / "jit_8.pt").exists, 20.0, "it to have written")
+
+    (job.folder / "apart").mkdir(exist_ok=True)
+    begin(job, SPOILT, *(f"--how={how}" for how in HOW), f"--first-save={KEPT}")
+    saves(0, 1)
+    job.lab.cut(job["node1"].host)
+    saves(1, 0)
+    kill(job["head"].supervisor())
+    saves(2, 1)
+    kill(job["node2"].supervisor())
+    for name in ("node1", "node2"):
+        job[name].host.hide(job.folder / "apart")
+    job.lab.restore(job["node1"].host)
+    try:
+        go(job, 3)
+        job.ended(90.0)
+    finally:
+        for name in ("node1", "node2"):
+            job[name].host.run("umount", str(job.folder / "apart"))
+    told = Told(job)
+    whys = [one["evidence"]["jit"]["why"] for one in told.incidents if "jit" in one["evidence"]]
+    assert whys == [
+        f"it was not done within {JIT_S} s",
+        "the supervisor was started anew",
+        "rank 1: its supervisor was started anew",
+        f"rank 1 saved {job.folder}/apart/jit_8.pt: head does not see it: it is not there",
+    ], told.outputs
+    assert [taken[0] for taken in told.taken] == [1, *[KEPT + 1] * len(SPOILT)]
+    assert told.losses == undisturbed
+
+
+def numbers(states: dict[str, Any]) -> list[Any]:
+    """What is logged, but for times, and the average loss since this process was started."""
+    history = [
+        {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second", "train_loss"))}
+        for entry in states["log_history"]
+    ]
+    return [*history, states["total_flos"], states["global_step"]]
+
+
+@pytest.mark.real("transformers")
+def test_transformers(job: Job, guardrun_starter: GuardrunStarter) -> None:
+    """Long: it is imported by each rank of four attempts. Its model drops out: random states count, of both nodes."""
+    options = ["--output_dir=out", "--max_steps=16", "--save_strategy=steps", "--save_steps=6", "--save_total_limit=2"]
+    options += ["--eval_strategy=steps", "--eval_steps=4", "--gradient_accumulation_steps=2"]
+    script = [str(REALWORLD / "trainer.py"), *options, *huggingface.FLAGS[4:]]
+    undisturbed = start(guardrun_starter, [str(REALWORLD / "fault.py"), "", *script], huggingface.IN_TIME)
+
+    job.script = REALWORLD / "fault.py"
+    (job.folder / "guardrun.toml").write_text(huggingface.IN_TIME)
+    for number, name in enumerate(("head", "node1")):
+        env = {**ENVIRONMENT, "HF_HOME": str(job.folder / "hf")}
+        job.start_one(name, *flags(number), script_args=["kill@9:0,stop@11:1", *script], env=env)
+    for attempt in range(2):
+        go(job, attempt)
+    assert set(job.ended(240.0).values()) == {0}, job.outputs()
+    out = job.folder / "out"
+    for incident, rank, step in zip(job.incidents(), (1, 0), (8, 10), strict=True):
+        jit: dict[str, Any] = incident["evidence"]["jit"]
+        told = {"rank": rank, "step": step, "path": str(out / f"checkpoint-{step}")}
+        assert jit.items() >= told.items() and "unchecked" not in jit, (jit, job.outputs())
+        assert incident["resumed_from"] == {"path": jit["path"], "step": step}
+    assert not list(out.glob("_guardrun*"))
+
+    done, other = undisturbed.wait(240), guardrun_starter.folder / "out"
+    assert done.returncode == 0 and done.incidents == [] and "just-in-time" not in done.stderr, done
+    states, expected = (json.loads((folder / "trainer_state.json").read_text()) for folder in (out, other))
+    assert numbers(states) == numbers(expected)
+    assert (out / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
