@@ -121,6 +121,10 @@ class Field(IntEnum):
     """… written by the supervisor: that it may have; -1: none any more; …"""
     SNAPSHOT_HELD = 55
     """… and that it has."""
+    SNAPSHOT_FIRST = 56
+    """In which step it first named a path, …"""
+    SNAPSHOT_NAMED = 57
+    """… and a checksum of it (hooks/wire/snapshot_index.py): the same on ranks that hold the same; 0: it has not."""
 
 
 class Milestone(IntEnum):

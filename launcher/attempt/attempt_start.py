@@ -209,16 +209,20 @@ def _snapshots(run: OpenRun) -> dict[str, object]:
     """How often what a script gives to snapshot() is copied, and where it is written to; empty: it never is."""
     table = run.file.config.get("checkpoint", {})
     steps = table.get("snapshot_steps", 0)
-    if not _is_kept_here(run) or steps <= 0 or table.get("snapshot_gb", 0.0) <= 0:
+    if not _acts(run) or steps <= 0 or table.get("snapshot_gb", 0.0) <= 0:
         return {}
     return {"steps": steps, "dir": run.file.checkpoint_dir or run.file.cwd}
 
 
 def _is_kept_here(run: OpenRun) -> bool:
     """Whether what ranks hold when they are ended is taken care of: this node alone trains, and guardrun acts."""
+    return _acts(run) and run.file.fleet is None
+
+
+def _acts(run: OpenRun) -> bool:
+    """Whether guardrun starts and ends attempts by itself."""
     tables = {name: run.file.config.get(name, {}) for name in ("policy", "launcher")}
-    is_ours = tables["policy"].get("act") is True and tables["launcher"].get("agent") == "guardrun"
-    return is_ours and run.file.fleet is None
+    return tables["policy"].get("act") is True and tables["launcher"].get("agent") == "guardrun"
 
 
 def run_environment(

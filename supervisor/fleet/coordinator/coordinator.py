@@ -26,6 +26,7 @@ from guardrun.supervisor.engine.state.job_nodes import Standing
 from guardrun.supervisor.fleet.checks.check_coordinator import CheckCoordinator
 from guardrun.supervisor.fleet.checks.node_environment import compared_versions
 from guardrun.supervisor.fleet.coordinator.event_aggregator import EventAggregator
+from guardrun.supervisor.fleet.coordinator.fleet_snapshots import FleetSnapshots
 from guardrun.supervisor.fleet.coordinator.node_isolation import isolate_other
 from guardrun.supervisor.fleet.coordinator.node_questions import Boards, ExaminationRequests, LookRequests
 from guardrun.supervisor.fleet.protocol import messages as msg
@@ -50,6 +51,7 @@ from guardrun.supervisor.node.run_context import CheckpointContext, DecidingCont
 from guardrun.supervisor.rundir.run_directory import FleetFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement, NodeSaveAgreement, Order
+from guardrun.supervisor.saving.snapshots import NodeSnapshots, Snapshots
 from guardrun.supervisor.wire.control_messages import Finish, Serving, Shares, Start, Stop, ToLauncher
 from guardrun.supervisor.wire.listening_addresses import (
     EVERYWHERE,
@@ -107,6 +109,10 @@ class CoordinatorContext(DecidingContext, CheckpointContext, Protocol):
     def saving(self) -> FinalSave:
         """Has this node's ranks save."""
 
+    @property
+    def snapshots(self) -> Snapshots:
+        """Has the copies in this node's memory."""
+
     def folders(self) -> list[str]:
         """Those whose file systems matter to the run."""
 
@@ -136,6 +142,11 @@ class Coordinator:
         self.hub = Hub(node.clock.now, server, [client.public], port, settings)
         self.asking = FleetSaveAgreement(self._ask, self.hub.incarnation)
         self._own_asking = NodeSaveAgreement(context.saving.asking)
+        self.snapshots = FleetSnapshots(node, context, self.hub, self._order_snapshot, self.hub.incarnation)
+        self._own_snapshots = NodeSnapshots(
+            node, context.snapshots.memory, lambda answer: self.snapshots.answered(self._me, answer)
+        )
+        context.snapshots.others = self.snapshots
         self._join = JoinFile(
             run_id=node.run_file.run_id,
             session=node.run_file.session,
@@ -235,6 +246,9 @@ class Coordinator:
         self.inquiries.poll()
         self.examinations.poll()
         self.boards.poll()
+        self.snapshots.poll()
+        if self._context.engine.state.phase is Phase.RUNNING:
+            self._own_snapshots.sample()
         now = time.monotonic()
         if self._missed.is_due(present, now):
             self._listen_everywhere()
@@ -284,6 +298,8 @@ class Coordinator:
 
         While the run is not over the file stays, for the next supervisor of this run.
         """
+        self.snapshots.close()
+        self._own_snapshots.close()
         if self._introducer is not None:
             self._introducer.close()
         elif self._node.is_over:
@@ -426,6 +442,12 @@ class Coordinator:
         elif answer is not None:
             self.asking.confirmed(node, answer)
 
+    def _order_snapshot(self, node: str, order: msg.SnapshotOrder) -> None:
+        if node == self._me:
+            self._own_snapshots.obey(order)
+        else:
+            self._send(node, order)
+
     def _obey(self, order: msg.Down) -> None:
         """This node's part."""
         context = self._context
@@ -505,6 +527,7 @@ class Coordinator:
         elif isinstance(what, hubs.Dropped):
             log.info("node_dropped", node=node, why=what.why)
             self.checks.gone(node)
+            self.snapshots.poll()
             self.pass_on(self.aggregator.dropped(node, now_s, self.hub.heard_s(node)))
         elif isinstance(what, hubs.Missed):
             log.warning("node_lost_messages", node=node, packets=what.packets)
@@ -571,6 +594,8 @@ class Coordinator:
             self.boards.answered(node, message)
         elif isinstance(message, msg.SharesReported):
             self.boards.shares_told(node, message)
+        elif isinstance(message, msg.SnapshotAnswer):
+            self.snapshots.answered(node, message)
         elif isinstance(message, ev.StopRequested) and may_leave(context.engine.state, node):
             self._let_go(node, message, now_s)
         else:
