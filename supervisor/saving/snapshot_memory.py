@@ -105,9 +105,11 @@ class Held:
 
     def copies(self, global_rank: int) -> list[Copy]:
         """What its index tells of. Raises OSError."""
-        found = []
+        found, fds = [], self._fds
+        if not fds:
+            raise OSError(errno.EBADF, "it was let go")
         for slot in range(SLOTS):
-            record = parse_record(os.pread(self._fds[0], PAGE_BYTES, record_offset(slot)))
+            record = parse_record(os.pread(fds[0], PAGE_BYTES, record_offset(slot)))
             if record is not None:
                 found.append(Copy(global_rank, slot, record))
         return found

@@ -23,6 +23,7 @@ from guardrun.supervisor.saving.snapshot_files import (
     MAX_WHY_CHARS,
     NotWrittenError,
     PartFiles,
+    Readable,
     Written,
     write_here,
     write_newest,
@@ -43,6 +44,16 @@ class SeveralNodes(Protocol):
 
     def write_newest(self, past_step: int, spoiled: Sequence[Spoiled]) -> tuple[int, Written]:
         """As Snapshots.write_newer; with the attempt's number."""
+
+
+class Mirror(Protocol):
+    """What is kept for another node (saving/mirrors.py)."""
+
+    def copies(self, attempt: int) -> list[Copy]:
+        """What is whole; times are the run's nanoseconds."""
+
+    def held(self, attempt: int) -> Mapping[int, Readable]:
+        """By global rank."""
 
 
 class Snapshots:
@@ -156,8 +167,15 @@ class NodeSnapshots:
     On the loop's thread. What blocks as disks do is done by another, in the order in which it was asked for.
     """
 
-    def __init__(self, node: SnapshotNode, memory: SnapshotMemory, answer: Callable[[SnapshotAnswer], object]) -> None:
-        self._node, self._memory, self._answer = node, memory, answer
+    def __init__(
+        self,
+        node: SnapshotNode,
+        memory: SnapshotMemory,
+        answer: Callable[[SnapshotAnswer], object],
+        mirror: Mirror | None = None,
+    ) -> None:
+        """mirror: what is kept for another node."""
+        self._node, self._memory, self._answer, self._mirror = node, memory, answer, mirror
         table = node.run_file.config.get("checkpoint", {})
         self._every = int(table.get("snapshot_steps", 0))
         self._told: object = None
@@ -230,6 +248,8 @@ class NodeSnapshots:
             at_ns = int(self._node.clock.at_ns(copy.record.written_ns) * 1e9)
             page = pack_record(copy.record._replace(written_ns=at_ns))
             copies.setdefault(copy.global_rank, []).append((copy.slot, page))
+        for copy in self._mirror.copies(attempt) if self._mirror is not None else ():
+            copies.setdefault(copy.global_rank, []).append((copy.slot, pack_record(copy.record)))
         is_newest = attempt == self._node.ingest.attempt
         firsts, idle = read_boards(self._node.sampler.boards if is_newest else {})
         return SnapshotAnswer(ask=ask, attempt=attempt, copies=copies, firsts=firsts, idle=idle)
@@ -247,7 +267,8 @@ class NodeSnapshots:
             if order.what == "prepare":
                 self._files.drop()
                 self._prepared = order.ask
-                held = self._memory.held(order.attempt)
+                held: dict[int, Readable] = dict(self._mirror.held(order.attempt)) if self._mirror is not None else {}
+                held |= self._memory.held(order.attempt)
                 self._files.prepare(held, self._find(order), time.monotonic() + left_s, lambda: self._is_off(order))
                 free = self._files.free()
             elif order.ask != self._prepared:
@@ -273,7 +294,9 @@ class NodeSnapshots:
 
     def _find(self, order: SnapshotOrder) -> list[Copy]:
         """What is asked for, as it is held here. Raises NotWrittenError."""
-        here = {(copy.global_rank, copy.slot): copy for copy in self._memory.copies(order.attempt)}
+        mirrored = self._mirror.copies(order.attempt) if self._mirror is not None else []
+        copies = [*mirrored, *self._memory.copies(order.attempt)]
+        here = {(copy.global_rank, copy.slot): copy for copy in copies}
         found = []
         for number, slot, generation in order.parts:
             copy = here.get((number, slot))

@@ -27,6 +27,7 @@ from guardrun.supervisor.fleet.checks.check_coordinator import CheckCoordinator
 from guardrun.supervisor.fleet.checks.node_environment import compared_versions
 from guardrun.supervisor.fleet.coordinator.event_aggregator import EventAggregator
 from guardrun.supervisor.fleet.coordinator.fleet_snapshots import FleetSnapshots
+from guardrun.supervisor.fleet.coordinator.mirror_ring import on_mirror_message
 from guardrun.supervisor.fleet.coordinator.node_isolation import isolate_other
 from guardrun.supervisor.fleet.coordinator.node_questions import Boards, ExaminationRequests, LookRequests
 from guardrun.supervisor.fleet.protocol import messages as msg
@@ -51,6 +52,7 @@ from guardrun.supervisor.node.run_context import CheckpointContext, DecidingCont
 from guardrun.supervisor.rundir.run_directory import FleetFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement, NodeSaveAgreement, Order
+from guardrun.supervisor.saving.mirrors import NodeMirror
 from guardrun.supervisor.saving.snapshots import NodeSnapshots, Snapshots
 from guardrun.supervisor.wire.control_messages import Finish, Serving, Shares, Start, Stop, ToLauncher
 from guardrun.supervisor.wire.listening_addresses import (
@@ -143,8 +145,10 @@ class Coordinator:
         self.asking = FleetSaveAgreement(self._ask, self.hub.incarnation)
         self._own_asking = NodeSaveAgreement(context.saving.asking)
         self.snapshots = FleetSnapshots(node, context, self.hub, self._order_snapshot, self.hub.incarnation)
+        memory = context.snapshots.memory
+        self._mirror = NodeMirror(node, memory, fleet, lambda message: self._on_mirror(self._me, message))
         self._own_snapshots = NodeSnapshots(
-            node, context.snapshots.memory, lambda answer: self.snapshots.answered(self._me, answer)
+            node, memory, lambda answer: self.snapshots.answered(self._me, answer), self._mirror.kept
         )
         context.snapshots.others = self.snapshots
         self._join = JoinFile(
@@ -249,6 +253,7 @@ class Coordinator:
         self.snapshots.poll()
         if self._context.engine.state.phase is Phase.RUNNING:
             self._own_snapshots.sample()
+            self._mirror.sample()
         now = time.monotonic()
         if self._missed.is_due(present, now):
             self._listen_everywhere()
@@ -300,6 +305,7 @@ class Coordinator:
         """
         self.snapshots.close()
         self._own_snapshots.close()
+        self._mirror.close()
         if self._introducer is not None:
             self._introducer.close()
         elif self._node.is_over:
@@ -365,6 +371,7 @@ class Coordinator:
         fleet = self._context.engine.state.fleet
         sizes = {node: member.ranks for node, member in fleet.members.items()} if fleet else {}
         self._context.chooser.set_world_size(sum(sizes[node] for node in action.nodes))
+        self._mirror.let_go(action.attempt)
         self.aggregator.start(action, sizes, self._roles())
         self.send_orders()
 
@@ -447,6 +454,15 @@ class Coordinator:
             self._own_snapshots.obey(order)
         else:
             self._send(node, order)
+
+    def _on_mirror(self, node: str, message: msg.MirrorOffer | msg.MirrorReady) -> None:
+        def send(to: str, order: msg.MirrorOpen | msg.MirrorTo) -> None:
+            if to == self._me:
+                self._mirror.obey(order)
+            else:
+                self._send(to, order)
+
+        on_mirror_message(self._context.engine.state.attempt, node, message, send)
 
     def _obey(self, order: msg.Down) -> None:
         """This node's part."""
@@ -596,6 +612,8 @@ class Coordinator:
             self.boards.shares_told(node, message)
         elif isinstance(message, msg.SnapshotAnswer):
             self.snapshots.answered(node, message)
+        elif isinstance(message, msg.MirrorOffer | msg.MirrorReady):
+            self._on_mirror(node, message)
         elif isinstance(message, ev.StopRequested) and may_leave(context.engine.state, node):
             self._let_go(node, message, now_s)
         else:

@@ -166,6 +166,8 @@ class FleetSnapshots:
         order = SnapshotOrder(ask=self._next_ask(), attempt=attempt.number, what="list")
         answers = self._ask(dict.fromkeys(nodes, order), LIST_S)
         copies = [copy for node, its in answers.items() for copy in read_listing(its, node, attempt.ranks)]
+        # What a node keeps for another one is taken where that has it no more.
+        copies.sort(key=lambda copy: attempt.ranks[copy.global_rank].rank.node == copy.node)
         told = {node: its for node, its in list(self._told.items()) if its.attempt == attempt.number}
         # A head that was started anew knows neither; the boards of its own ranks are still there.
         here = [number for number, known in attempt.ranks.items() if known.rank.node == self._me]

@@ -44,6 +44,7 @@ from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 from guardrun.supervisor.node.rank_collection import begin_exits, begin_look, look_name, look_now
 from guardrun.supervisor.rundir.run_directory import FleetFile, RunFile
 from guardrun.supervisor.saving.fleet_save_agreement import NodeSaveAgreement
+from guardrun.supervisor.saving.mirrors import NodeMirror
 from guardrun.supervisor.saving.snapshots import NodeSnapshots, make_memory
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.listening_addresses import peer_addresses
@@ -78,7 +79,8 @@ class Follower:
         self._is_stopping = False
         self._asking = NodeSaveAgreement()
         self._memory = make_memory(self.node)
-        self._snapshots = NodeSnapshots(self.node, self._memory, self._send_to_head)
+        self._mirror = NodeMirror(self.node, self._memory, fleet, self._send_to_head)
+        self._snapshots = NodeSnapshots(self.node, self._memory, self._send_to_head, self._mirror.kept)
         self._still = ProgressTimeout()
         self._may_stand_s = STILL_S
         """How long the ranks may stand still, as far as the head knows."""
@@ -160,6 +162,7 @@ class Follower:
             self._tell_answers()
             self._memory.sample()
             self._snapshots.sample()
+            self._mirror.sample()
         if self._headless.is_refused(now):
             self._end(control_messages.Finish(exit_code=1))
 
@@ -217,6 +220,7 @@ class Follower:
         if self._link is not None:
             self._link.close()
         self._snapshots.close()
+        self._mirror.close()
         self._memory.close()
         self.node.close()
 
@@ -453,6 +457,7 @@ class Follower:
             self._checks.end()  # nothing of it may disturb an attempt
             if isinstance(order, control_messages.Start):
                 self._snapshots.let_go(order.attempt)
+                self._mirror.let_go(order.attempt)
             self.node.send(order)
         elif isinstance(order, msg.CheckStep | msg.EndCheck):
             self._checks.obey(order)
@@ -468,6 +473,8 @@ class Follower:
             self._tell_boards(order)
         elif isinstance(order, msg.SnapshotOrder):
             self._snapshots.obey(order)
+        elif isinstance(order, msg.MirrorOpen | msg.MirrorTo):
+            self._mirror.obey(order)
         elif isinstance(order, ac.Isolate):
             self.node.relations.isolate(order)
         elif isinstance(order, msg.SetBase):

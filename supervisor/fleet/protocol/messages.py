@@ -15,6 +15,7 @@ from guardrun.supervisor.engine.membership.version_skew import NodeEnvironment
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Isolate, ReadExits, TakeLook
 from guardrun.supervisor.engine.model.looks import RankLook
+from guardrun.supervisor.fleet.transport.curve import Key
 from guardrun.supervisor.wire.control_messages import Finish, RankRow, Shares, Start, Stop
 
 MAX_RAW_BYTES = 1024 * 1024
@@ -128,6 +129,25 @@ class SnapshotAnswer(_Message, frozen=True, kw_only=True, tag="snapshot_answer")
     """The first number of a name that is free; of those that were given: their own."""
     why: str = ""
     """Why it was not done."""
+
+
+class MirrorOffer(_Message, frozen=True, kw_only=True, tag="mirror_offer"):
+    """This node has copies of its ranks' parts of a state, for another one to keep: MirrorTo is the answer."""
+
+    attempt: int
+    key: Key
+    """By which it comes."""
+
+
+class MirrorReady(_Message, frozen=True, kw_only=True, tag="mirror_ready"):
+    """Answer to MirrorOpen: where it may come."""
+
+    attempt: int
+    source: str
+    address: str
+    port: int
+    key: Key
+    """The listener's."""
 
 
 class Probed(_Message, frozen=True, kw_only=True, tag="probed"):
@@ -254,6 +274,24 @@ class SnapshotOrder(_Message, frozen=True, kw_only=True, tag="snapshot_order"):
     """The run's seconds: not later than that."""
 
 
+class MirrorOpen(_Message, frozen=True, kw_only=True, tag="mirror_open"):
+    """Another node's copies are to be kept here; MirrorReady is the answer."""
+
+    attempt: int
+    source: str
+    key: Key
+    """Whoever holds it is let in."""
+
+
+class MirrorTo(_Message, frozen=True, kw_only=True, tag="mirror_to"):
+    """Where this node's copies are to be sent."""
+
+    attempt: int
+    address: str
+    port: int
+    key: Key
+
+
 class Probe(_Message, frozen=True, kw_only=True, tag="probe"):
     """Open a listener for this check, and say what there is."""
 
@@ -315,6 +353,8 @@ Up = (
     | BoardsReported
     | SharesReported
     | SnapshotAnswer
+    | MirrorOffer
+    | MirrorReady
 )
 Down = (
     Start
@@ -333,4 +373,6 @@ Down = (
     | Examine
     | ReportBoards
     | SnapshotOrder
+    | MirrorOpen
+    | MirrorTo
 )

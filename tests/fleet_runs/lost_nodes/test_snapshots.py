@@ -11,17 +11,19 @@ from tests.fleet_runs.jobs import QUICK, Job, kill
 pytestmark = pytest.mark.real("netns")
 
 EVERY = 2
-KEEPING = QUICK.replace("[hang]", f"snapshot_steps = {EVERY}\n[hang]", 1)
+SELDOM = 20
+"""With mirrors: what is kept has to be at the next node before it is written over, a second later here."""
 
 
-def start(job: Job, how: str, hosts: list[str], spares: int = 0) -> None:
+def start(job: Job, how: str, hosts: list[str], *, spares: int = 0, every: int = EVERY, more: str = "") -> None:
     arguments = (f"--keep={how}", "--save-every=1000000", "--out", str(job.folder / "out"))
-    job.start(2, hosts, spares=spares, config=KEEPING, script_args=arguments)
+    config = QUICK.replace("[hang]", f"snapshot_steps = {every}\n{more}[hang]", 1)
+    job.start(2, hosts, spares=spares, config=config, script_args=arguments)
     job.first_steps(0, 2)
-    job.advance(10)
+    job.advance(5 * every)
 
 
-def mended(job: Job, attempt: int, files: int) -> dict[str, Any]:
+def mended(job: Job, attempt: int, files: int, every: int = EVERY) -> dict[str, Any]:
     """What became of the copies that an attempt resumes from."""
     marks = job.first_steps(attempt, 2)
     incident = job.recovered(attempt)
@@ -29,8 +31,8 @@ def mended(job: Job, attempt: int, files: int) -> dict[str, Any]:
     assert (snapshot["path"], snapshot["step"]) == (incident["resumed_from"]["path"], incident["resumed_from"]["step"])
     assert {mark["from"] for mark in marks} == {snapshot["step"]} and snapshot["files"] == files
     done_again = max(mark["stood"] for mark in marks) - snapshot["step"]
-    assert 0 <= done_again <= 2 * EVERY, (marks, snapshot)
-    job.advance(10)
+    assert 0 <= done_again <= 2 * every, (marks, snapshot)
+    job.advance(5 * every)
     return snapshot
 
 
@@ -48,6 +50,20 @@ def test_of_replicas_two_nodes_keep_a_copy(job: Job) -> None:
     mended(job, 3, 1)
     assert not [path for path in (job.folder / "out").iterdir() if path.name.startswith(".")]
     assert len(list((job.folder / "out").iterdir())) == 3
+    job.finish()
+
+
+def test_shards_of_a_lost_node_are_written_by_the_next_one(job: Job) -> None:
+    """Long: the node is waited for. Then the head's part comes from its mirror, as its supervisor has died."""
+    start(job, "shards", ["head", "node1", "node2"], spares=1, every=SELDOM, more="mirror = true\n")
+    job.wait_until_tied("node1")
+    job["node1"].host.crash()
+    mended(job, 1, 2, SELDOM)
+    [rank] = job["head"].ranks()
+    kill(job["head"].supervisor())
+    kill(rank)
+    mended(job, 2, 2, SELDOM)
+    assert not [path for path in (job.folder / "out").iterdir() if path.name.startswith(".")]
     job.finish()
 
 
