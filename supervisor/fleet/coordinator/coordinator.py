@@ -355,6 +355,8 @@ class Coordinator:
         """An event of this node's own, or of no node: those for the engine."""
         if isinstance(event, ev.NodeLeft):
             self.aggregator.forget(self._me)
+        elif isinstance(event, ev.AttemptStopped):
+            self._own_snapshots.sample()  # as in follower.py
         return self.aggregator.on_node_event(self._me, event, self._node.clock.now())
 
     def serving(self, message: Serving) -> None:

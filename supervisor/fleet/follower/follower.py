@@ -235,6 +235,7 @@ class Follower:
             self._headless.began()
             self._refresh_info()
         elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
+            self._snapshots.sample()  # an attempt may be over before it was looked at
             self._send_to_head(msg.SharesReported(attempt=event.attempt, ranks=self.node.ingest.shares()))
             self._attempt, self._is_stopping = -1, False
             self._headless.ended(event.exitcodes if isinstance(event, ev.AttemptStopped) else {})

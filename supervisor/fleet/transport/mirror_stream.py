@@ -166,8 +166,8 @@ class MirrorReceiver:
             except DECODE_ERRORS:
                 continue
             if isinstance(frame, Begin):
-                owner = route
                 record = parse_record(frame.page)
+                owner = route if record is not None else b""
                 why = self._store.begin(frame.attempt, frame.global_rank, record) if record else "it has no record"
             elif route != owner:
                 why = "another copy has begun"

@@ -51,7 +51,7 @@ def generations(memory: MirrorMemory, attempt: int = 0) -> list[int]:
     return sorted(copy.record.generation for copy in memory.copies(attempt))
 
 
-# What is kept -----------------------------------------------------------------------------------------------------------
+# What is kept ---------------------------------------------------------------------------------------------------------
 
 
 def test_the_two_newest_are_kept_and_none_that_is_not_whole(memory: MirrorMemory) -> None:
@@ -95,7 +95,7 @@ def test_they_are_the_first_to_go_where_memory_is_short(monkeypatch: pytest.Monk
         held.read(0, 1, 0)
 
 
-# How it gets there ------------------------------------------------------------------------------------------------------
+# How it gets there ----------------------------------------------------------------------------------------------------
 
 
 class Outgoing:
