@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from guardrun.hooks.wire.snapshot_index import SLOTS, Record
 from guardrun.supervisor.collect.host.memory_limits import MemoryLimits
 from guardrun.supervisor.fleet.protocol.messages import MirrorOffer, MirrorOpen, MirrorReady, MirrorTo
-from guardrun.supervisor.fleet.transport.curve import make_key_pair
+from guardrun.supervisor.fleet.transport.curve import is_key, make_key_pair
 from guardrun.supervisor.fleet.transport.mirror_stream import CHUNK_BYTES, END_S, MirrorReceiver, MirrorSender
 from guardrun.supervisor.rundir.run_directory import FleetFile
 from guardrun.supervisor.saving.snapshot_memory import GB, GRANT_LEAVES, Held, SnapshotMemory, SnapshotNode
@@ -243,7 +243,7 @@ class NodeMirror:
 
     def obey(self, order: MirrorOpen | MirrorTo) -> None:
         """What the head says."""
-        if not self.is_wanted:
+        if not self.is_wanted or not is_key(order.key):
             return
         if isinstance(order, MirrorTo):
             self._send_to(order)

@@ -15,7 +15,6 @@ from guardrun.supervisor.engine.membership.version_skew import NodeEnvironment
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Isolate, ReadExits, TakeLook
 from guardrun.supervisor.engine.model.looks import RankLook
-from guardrun.supervisor.fleet.transport.curve import Key
 from guardrun.supervisor.wire.control_messages import Finish, RankRow, Shares, Start, Stop
 
 MAX_RAW_BYTES = 1024 * 1024
@@ -135,8 +134,8 @@ class MirrorOffer(_Message, frozen=True, kw_only=True, tag="mirror_offer"):
     """This node has copies of its ranks' parts of a state, for another one to keep: MirrorTo is the answer."""
 
     attempt: int
-    key: Key
-    """By which it comes."""
+    key: str
+    """By which it comes: a public one."""
 
 
 class MirrorReady(_Message, frozen=True, kw_only=True, tag="mirror_ready"):
@@ -146,7 +145,7 @@ class MirrorReady(_Message, frozen=True, kw_only=True, tag="mirror_ready"):
     source: str
     address: str
     port: int
-    key: Key
+    key: str
     """The listener's."""
 
 
@@ -279,7 +278,7 @@ class MirrorOpen(_Message, frozen=True, kw_only=True, tag="mirror_open"):
 
     attempt: int
     source: str
-    key: Key
+    key: str
     """Whoever holds it is let in."""
 
 
@@ -289,7 +288,7 @@ class MirrorTo(_Message, frozen=True, kw_only=True, tag="mirror_to"):
     attempt: int
     address: str
     port: int
-    key: Key
+    key: str
 
 
 class Probe(_Message, frozen=True, kw_only=True, tag="probe"):
