@@ -83,7 +83,8 @@ class LearningRate:
             self._refuse()
             if self._is_elsewhere:
                 raise ValueError("its optimizer steps on another thread than the one that trains (its first)")
-            raise ValueError(f"step {self._at_step} did not end within {self._seconds:.0f} s: it is at {rank.step_now()}")
+            at_step, seconds = self._at_step, f"{self._seconds:.0f} s"
+            raise ValueError(f"step {at_step} did not end within {seconds}: it is at {rank.step_now()}")
         if "lasting" in self._told or (now_ns >= self.ends_ns and self._changed_at):
             return self._told
         if rank.steps is not None:

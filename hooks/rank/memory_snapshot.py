@@ -33,6 +33,7 @@ from guardrun.hooks.wire.snapshot_index import (
     pack_header,
     pack_record,
     record_offset,
+    sum_of,
 )
 from guardrun.hooks.wire.snapshot_index import SIZE_BYTES as INDEX_BYTES
 
@@ -46,6 +47,8 @@ PARTS = ("DTensor", "ShardedTensor", "FlatParameter")
 COMMUNICATION = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "c10d_functional")
 """torch's namespaces of operations in which ranks wait for each other."""
 FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+KEEPING_NODES = 2
+"""Where replicas are alike, so many nodes keep a copy: one of them may be lost."""
 MUCH, LITTLE = 0.05, 0.01
 """Shares of training that copies take: what is told, and what is proposed."""
 COSTS_AFTER_NS = 60_000_000_000
@@ -204,6 +207,8 @@ class MemorySnapshots:
         is_counted = bool(rank.words[Field.STEP])
         record = Record(self._generation + 1, at, is_counted, step, 0, 0, flags, 0, filled)
         pack_record(record)  # raises before anything is wiped
+        if not rank.words[Field.SNAPSHOT_NAMED]:
+            rank.words[Field.SNAPSHOT_FIRST], rank.words[Field.SNAPSHOT_NAMED] = at, sum_of(record)
         if value is None:
             self._write_record(record, 1 - self._newest)
         else:
@@ -321,9 +326,11 @@ class MemorySnapshots:
         return os.path.abspath(text)
 
     def _is_copier(self) -> bool:
-        """Whether it keeps what all replicas hold: the lowest rank that has called with a state does."""
+        """Whether it keeps what all replicas hold: on each of the first nodes the lowest rank that has a state does."""
         rank = self._rank
-        self._copies = self._copies or all(self._holds_nothing(lower) for lower in range(rank.global_rank))
+        below = range(rank.global_rank - rank.local_rank, rank.global_rank)
+        is_first = rank.group_rank < KEEPING_NODES
+        self._copies = self._copies or (is_first and all(self._holds_nothing(lower) for lower in below))
         return self._copies
 
     def _holds_nothing(self, lower: int) -> bool:

@@ -194,6 +194,7 @@ class Rank:
         self.attempt = attempt
         self.global_rank = int(os.environ["RANK"])
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self.group_rank = int(os.environ.get("GROUP_RANK", "0"))
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.sockets = str(settings["sockets"])
         self.pid = os.getpid()

@@ -123,6 +123,10 @@ class Field(IntEnum):
     """… and that it has."""
     STOPPING = 56
     """Written by the supervisor: its attempt is to be stopped, and nobody asks it to save any more."""
+    SNAPSHOT_FIRST = 57
+    """In which step it first named a path, …"""
+    SNAPSHOT_NAMED = 58
+    """… and a checksum of it (hooks/wire/snapshot_index.py): the same on ranks that hold the same; 0: it has not."""
 
 
 class Milestone(IntEnum):

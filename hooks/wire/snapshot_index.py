@@ -101,6 +101,12 @@ def parse_record(page: bytes) -> Record | None:
     return Record(generation, at, bool(is_counted), step, size_bytes, written_ns, flags, crc, path)
 
 
+def sum_of(record: Record) -> int:
+    """What is compared of what two ranks named; never 0."""
+    path = os.fsencode(record.path)
+    return zlib.crc32(path) | len(path) << 32 | record.is_sharded << 48 | 1 << 49
+
+
 def record_offset(slot: int) -> int:
     """Where in the index a slot's record lies."""
     return (1 + slot) * PAGE_BYTES

@@ -213,7 +213,7 @@ def _snapshots(run: OpenRun) -> dict[str, object]:
     """How often what a script gives to snapshot() is copied, and where it is written to; empty: it never is."""
     table = run.file.config.get("checkpoint", {})
     steps = table.get("snapshot_steps", 0)
-    if not _acts(run) or run.file.fleet is not None or steps <= 0 or table.get("snapshot_gb", 0.0) <= 0:
+    if not _acts(run) or steps <= 0 or table.get("snapshot_gb", 0.0) <= 0:
         return {}
     return {"steps": steps, "dir": run.file.checkpoint_dir or run.file.cwd}
 

@@ -76,6 +76,12 @@ class CheckpointTable(_Table, frozen=True, kw_only=True):
     """What a script gives to snapshot() is copied when so many steps are done; 0: never."""
     snapshot_gb: Annotated[float, Meta(ge=0)] = 16.0
     """Memory of a node for these copies."""
+    mirror: bool = False
+    """Sharded copies are kept by the next node as well."""
+    mirror_gb: Annotated[float, Meta(ge=0)] = 16.0
+    """Memory of a node for another one's copies."""
+    mirror_mb_s: Annotated[float, Meta(ge=0)] = 200.0
+    """How fast they are sent, at most."""
 
 
 class RestartTable(_Table, frozen=True, kw_only=True):

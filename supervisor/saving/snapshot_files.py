@@ -10,15 +10,14 @@ import os
 import stat
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.checkpoints.spoiled import MARGIN_S
 from guardrun.supervisor.engine.model.actions import Spoiled
-from guardrun.supervisor.saving.snapshot_memory import Held
-from guardrun.supervisor.saving.snapshot_sets import Copy, WholeSet, find_whole
+from guardrun.supervisor.saving.snapshot_sets import Copy, WholeSet
 
 WRITE_S = 300.0
 CHUNK_BYTES = 8 << 20
@@ -40,14 +39,26 @@ class Written(NamedTuple):
     """Why nothing was written, or an older one than could have been; empty: there was nothing newer to write."""
 
 
-class _NotWrittenError(Exception):
+class NotWrittenError(Exception):
     """Why."""
 
 
+class Readable(Protocol):
+    """One rank's copies."""
+
+    def read(self, slot: int, length: int, offset: int) -> bytes:
+        """Of a copy; fewer bytes at its end. Raises OSError."""
+
+
+Write = Callable[[WholeSet, float], tuple[list[str], list[int]]]
+"""Gets a set, and until when (time.monotonic()) it is to be written. Files' names and inodes; all of it, or nothing.
+Raises OSError, ValueError, NotWrittenError."""
+
+
 def write_newest(
-    held: Mapping[int, Held],
-    ranks: Sequence[int],
-    steps: Mapping[int, int],
+    found: tuple[Sequence[WholeSet], str],
+    newest_step: int,
+    write: Write,
     *,
     attempt: int,
     past_step: int,
@@ -57,31 +68,25 @@ def write_newest(
 ) -> Written:
     """Write the newest whole set out, if its step is past that of the newest checkpoint. May block as disks do.
 
-    held: by global rank. ranks: all of the attempt; steps: that they have finished in it. spoiled: when training had
-    gone wrong (time.time()'s seconds, as wall_s makes them of CLOCK_MONOTONIC).
+    found: as find_whole says. newest_step: of any copy, part of a whole or not. spoiled: when training had
+    gone wrong (time.time()'s seconds, as wall_s makes them of a record's).
     """
     began_s = time.monotonic()
-    copies: list[Copy] = []
-    for number, one in held.items():
-        with suppress(OSError):
-            copies += one.copies(number)
-    found, why = find_whole(copies, ranks, steps)
-    newest = max((copy.record.step for copy in copies if copy.record.holds), default=0)
-    lacking, why = (why if newest > past_step else ""), ""
-    for whole in found:
+    lacking, why = (found[1] if newest_step > past_step else ""), ""
+    for whole in found[0]:
         if whole.step <= past_step:
             break
         if any(_is_spoiled(whole, attempt, when, wall_s(whole.written_ns)) for when in spoiled):
             why = why or f"step {whole.step}: training had gone wrong by then"
             continue
         try:
-            paths, inodes = _write(held, whole.copies, began_s + limit_s)
-        except (OSError, ValueError, _NotWrittenError) as error:
+            paths, inodes = write(whole, began_s + limit_s)
+        except (OSError, ValueError, NotWrittenError) as error:
             log.warning("snapshot_not_written", step=whole.step, error=str(error))
             why = why or f"step {whole.step}: {error}"[:MAX_WHY_CHARS]
             continue
         size = sum(copy.record.size_bytes for copy in whole.copies)
-        return Written(whole.step, paths, inodes, size, time.monotonic() - began_s, why[:MAX_WHY_CHARS])
+        return Written(whole.step, tuple(paths), tuple(inodes), size, time.monotonic() - began_s, why[:MAX_WHY_CHARS])
     return Written(why=(why or lacking)[:MAX_WHY_CHARS])
 
 
@@ -91,39 +96,99 @@ def _is_spoiled(whole: WholeSet, attempt: int, when: Spoiled, written_s: float) 
     return when.since_s - (0.0 if when.why else MARGIN_S) <= written_s <= when.until_s
 
 
-def _write(held: Mapping[int, Held], copies: Sequence[Copy], until_s: float) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """All of a set, or nothing. Raises OSError, _NotWrittenError."""
-    targets = [copy.record.path for copy in copies]
-    if any(not os.path.isabs(path) or path.endswith(os.sep) for path in targets):
-        raise _NotWrittenError("its path is none")
-    temporary: list[str] = []
-    try:
-        _make_room(targets, sum(copy.record.size_bytes for copy in copies))
-        for copy, target in zip(copies, targets, strict=True):
-            folder, name = os.path.split(target)
-            temporary.append(os.path.join(folder, f".{name}.guardrun.tmp"))
-            _copy(held[copy.global_rank], copy, temporary[-1], until_s)
-        for names in _names(targets):
-            if _link(temporary, names):
-                return tuple(names), tuple(os.stat(name).st_ino for name in names)
-        raise _NotWrittenError("all names that it might have are taken")
-    finally:
-        for path in temporary:
+def write_here(held: Mapping[int, Readable]) -> Write:
+    """Of sets of which this node has all. held: by global rank."""
+
+    def write(whole: WholeSet, until_s: float) -> tuple[list[str], list[int]]:
+        files = PartFiles()
+        try:
+            files.prepare(held, whole.copies, until_s)
+            for number in range(MOST_NAMES):
+                if (names := files.name(number)) is not None:
+                    return names, [os.stat(name).st_ino for name in names]
+            raise NotWrittenError("all names that it might have are taken")
+        finally:
+            files.drop()
+
+    return write
+
+
+class PartFiles:
+    """Files of a set, as far as this node has it: first beside their names, then under them. May block as disks do."""
+
+    def __init__(self, tag: str = "") -> None:
+        """tag: tells them from those that other nodes write in the same folder."""
+        self._tag = tag
+        self._targets: list[str] = []
+        self._temporary: list[str] = []
+        self._given: list[str] = []
+
+    def prepare(
+        self,
+        held: Mapping[int, Readable],
+        copies: Sequence[Copy],
+        until_s: float,
+        is_off: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Write them beside their names. Raises OSError, NotWrittenError: what was written is for `drop`.
+
+        is_off: whether it is not wanted any more.
+        """
+        self._targets = [copy.record.path for copy in copies]
+        if any(not os.path.isabs(path) or path.endswith(os.sep) for path in self._targets):
+            raise NotWrittenError("its path is none")
+        _make_room(self._targets, sum(copy.record.size_bytes for copy in copies))
+        for copy, target in zip(copies, self._targets, strict=True):
+            self._temporary.append(temporary_of(target, self._tag))
+            _copy(held[copy.global_rank], copy, self._temporary[-1], until_s, is_off)
+
+    def free(self, number: int = 0) -> int:
+        """The first number, from this one on, of which no name is taken; MOST_NAMES: there is none."""
+        while number < MOST_NAMES and any(os.path.lexists(name_of(target, number)) for target in self._targets):
+            number += 1
+        return number
+
+    def name(self, number: int) -> list[str] | None:
+        """Give all of them their names, and take back others that were given; None: one is taken. Raises OSError."""
+        self._take_back()
+        names = [name_of(target, number) for target in self._targets]
+        if not _link(self._temporary, names):
+            return None
+        self._given = names
+        return names
+
+    def _take_back(self) -> None:
+        for path, name in zip(self._temporary, self._given, strict=False):
+            with suppress(OSError):
+                if os.path.samefile(path, name):
+                    os.unlink(name)
+        self._given = []
+
+    def drop(self) -> None:
+        """Leave nothing but what has its name."""
+        for path in self._temporary:
             with suppress(OSError):
                 os.unlink(path)
+        self._targets, self._temporary, self._given = [], [], []
+
+
+def temporary_of(target: str, tag: str) -> str:
+    """Where a file is written to, before it has its name."""
+    folder, name = os.path.split(target)
+    return os.path.join(folder, f".{name}.guardrun{tag and '-'}{tag}.tmp")
 
 
 def _make_room(targets: Sequence[str], size_bytes: int) -> None:
-    """Make the folders. Raises OSError; _NotWrittenError where there is too little room."""
+    """Make the folders. Raises OSError; NotWrittenError where there is too little room."""
     for folder in dict.fromkeys(map(os.path.dirname, targets)):
         os.makedirs(folder, exist_ok=True)
         space = os.statvfs(folder)
         if space.f_bavail * space.f_frsize < size_bytes + SPARE_BYTES:
-            raise _NotWrittenError(f"{size_bytes / 1e9:.2g} GB are too much for the disk of {folder}")
+            raise NotWrittenError(f"{size_bytes / 1e9:.2g} GB are too much for the disk of {folder}")
 
 
-def _copy(held: Held, copy: Copy, path: str, until_s: float) -> None:
-    """Raises OSError, _NotWrittenError."""
+def _copy(held: Readable, copy: Copy, path: str, until_s: float, is_off: Callable[[], bool]) -> None:
+    """Raises OSError, NotWrittenError."""
     with suppress(FileNotFoundError):
         before = os.lstat(path)
         if stat.S_ISREG(before.st_mode) and before.st_uid == os.getuid():
@@ -140,19 +205,18 @@ def _copy(held: Held, copy: Copy, path: str, until_s: float) -> None:
             left = memoryview(chunk)
             while left:
                 left = left[file.write(left) :]
-            if time.monotonic() > until_s:
-                raise _NotWrittenError("the disk is too slow")
+            if time.monotonic() > until_s or is_off():
+                raise NotWrittenError("the disk is too slow")
         if offset != size or crc != copy.record.crc:
-            raise _NotWrittenError(f"the copy of rank {copy.global_rank} is damaged")
+            raise NotWrittenError(f"the copy of rank {copy.global_rank} is damaged")
         os.fsync(fd)
 
 
-def _names(targets: Sequence[str]) -> Iterator[list[str]]:
-    """The files' own names, then others that tell where they are from."""
-    yield list(targets)
-    for number in range(1, MOST_NAMES):
-        mark = ".guardrun" if number == 1 else f".guardrun-{number}"
-        yield [mark.join(os.path.splitext(path)) for path in targets]
+def name_of(target: str, number: int) -> str:
+    """A file's own name (0), then others that tell where it is from."""
+    if number == 0:
+        return target
+    return (".guardrun" if number == 1 else f".guardrun-{number}").join(os.path.splitext(target))
 
 
 def _link(temporary: Sequence[str], names: Sequence[str]) -> bool:

@@ -6,6 +6,7 @@ where less than half of that is left, all of it is taken back for the attempt: t
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -25,7 +26,7 @@ from guardrun.supervisor.collect.host.memory_limits import Limit, MemoryLimits
 from guardrun.supervisor.collect.ranks.boards import BoardReader
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
-from guardrun.supervisor.node.run_context import RunContext
+from guardrun.supervisor.node.run_context import LoopContext
 from guardrun.supervisor.saving.snapshot_sets import Copy
 
 GRANT_LEAVES = 10
@@ -104,16 +105,21 @@ class Held:
 
     def copies(self, global_rank: int) -> list[Copy]:
         """What its index tells of. Raises OSError."""
-        found = []
+        found, fds = [], self._fds
+        if not fds:
+            raise OSError(errno.EBADF, "it was let go")
         for slot in range(SLOTS):
-            record = parse_record(os.pread(self._fds[0], PAGE_BYTES, record_offset(slot)))
+            record = parse_record(os.pread(fds[0], PAGE_BYTES, record_offset(slot)))
             if record is not None:
                 found.append(Copy(global_rank, slot, record))
         return found
 
     def read(self, slot: int, length: int, offset: int) -> bytes:
         """Of a copy; fewer bytes at its end. Raises OSError."""
-        return os.pread(self._fds[1 + slot], length, offset)
+        fds = self._fds
+        if not fds:
+            raise OSError(errno.EBADF, "it was let go")
+        return os.pread(fds[1 + slot], length, offset)
 
     def empty(self) -> None:
         """Take the memory back."""
@@ -129,7 +135,7 @@ class Held:
             os.close(fd)
 
 
-class SnapshotNode(RunContext, Protocol):
+class SnapshotNode(LoopContext, Protocol):
     """What is used of the node's supervisor."""
 
     @property
@@ -209,6 +215,14 @@ class SnapshotMemory:
     def held(self, attempt: int) -> dict[int, Held]:
         """By global rank."""
         return {number: held for (one, number), held in list(self._held.items()) if one == attempt}
+
+    def copies(self, attempt: int) -> list[Copy]:
+        """What they hold, as far as it can be read."""
+        found: list[Copy] = []
+        for number, held in self.held(attempt).items():
+            with suppress(OSError):
+                found += held.copies(number)
+        return found
 
     def take_before(self, attempt: int) -> list[Held]:
         """What earlier attempts have left, for the caller to close."""

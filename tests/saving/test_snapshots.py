@@ -24,9 +24,10 @@ from guardrun.hooks.wire.snapshot_index import (
 from guardrun.supervisor.collect.host.memory_limits import Limit
 from guardrun.supervisor.engine.model.actions import Spoiled
 from guardrun.supervisor.saving import snapshot_files
-from guardrun.supervisor.saving.snapshot_files import Written, write_newest
+from guardrun.supervisor.saving.snapshot_files import Written, write_here, write_newest
 from guardrun.supervisor.saving.snapshot_memory import GB, Asked, Held, decide_grants
 from guardrun.supervisor.saving.snapshot_sets import Copy, find_whole
+from guardrun.supervisor.saving.snapshots import newest_step
 
 DATA = b"what torch.save wrote" * 100_000
 
@@ -162,10 +163,11 @@ def memory() -> Iterator[Memory]:
 
 
 def write(memory: Memory, past_step: int = 0, spoiled: tuple[Spoiled, ...] = (), limit_s: float = 60.0) -> Written:
+    copies = memory.held.copies(0)
     return write_newest(
-        {0: memory.held},
-        [0],
-        {0: 50},
+        find_whole(copies, [0], {0: 50}),
+        newest_step(copies),
+        write_here({0: memory.held}),
         attempt=0,
         past_step=past_step,
         spoiled=spoiled,
@@ -240,12 +242,18 @@ def test_shards_get_their_names_together_or_not_at_all(tmp_path: Path) -> None:
             memory.keep(0, record(9, str(tmp_path / f"step_9_rank{rank}.pt"), SHARD))
         (tmp_path / "step_9_rank1.pt").write_bytes(b"of a save that was cut short")
         held = {rank: memory.held for rank, memory in ranks.items()}
-        written = write_newest(held, [0, 1], {}, attempt=0, past_step=0, spoiled=(), wall_s=float)
+
+        def write() -> Written:
+            copies = [copy for rank, memory in ranks.items() for copy in memory.held.copies(rank)]
+            found = find_whole(copies, [0, 1], {})
+            return write_newest(found, 109, write_here(held), attempt=0, past_step=0, spoiled=(), wall_s=float)
+
+        written = write()
         assert written.paths == tuple(str(tmp_path / f"step_9_rank{rank}.guardrun.pt") for rank in (0, 1))
         os.pwrite(ranks[1].fds[1], b"!", 5)
         for path in written.paths:
             os.unlink(path)
-        assert not write_newest(held, [0, 1], {}, attempt=0, past_step=0, spoiled=(), wall_s=float).paths
+        assert not write().paths
         assert [path.name for path in tmp_path.iterdir()] == ["step_9_rank1.pt"]
     finally:
         for memory in ranks.values():

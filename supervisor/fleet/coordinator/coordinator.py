@@ -26,6 +26,8 @@ from guardrun.supervisor.engine.state.job_nodes import Standing
 from guardrun.supervisor.fleet.checks.check_coordinator import CheckCoordinator
 from guardrun.supervisor.fleet.checks.node_environment import compared_versions
 from guardrun.supervisor.fleet.coordinator.event_aggregator import EventAggregator
+from guardrun.supervisor.fleet.coordinator.fleet_snapshots import FleetSnapshots
+from guardrun.supervisor.fleet.coordinator.mirror_ring import on_mirror_message
 from guardrun.supervisor.fleet.coordinator.node_isolation import isolate_other
 from guardrun.supervisor.fleet.coordinator.node_questions import Boards, ExaminationRequests, LookRequests
 from guardrun.supervisor.fleet.protocol import messages as msg
@@ -51,6 +53,8 @@ from guardrun.supervisor.node.run_context import CheckpointContext, DecidingCont
 from guardrun.supervisor.rundir.run_directory import FleetFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement, NodeSaveAgreement, Order
+from guardrun.supervisor.saving.mirrors import NodeMirror
+from guardrun.supervisor.saving.snapshots import NodeSnapshots, Snapshots
 from guardrun.supervisor.wire.control_messages import Finish, Serving, Shares, Start, Stop, ToLauncher
 from guardrun.supervisor.wire.listening_addresses import (
     EVERYWHERE,
@@ -119,6 +123,10 @@ class CoordinatorContext(DecidingContext, CheckpointContext, Protocol):
     def saving(self) -> FinalSave:
         """Has this node's ranks save."""
 
+    @property
+    def snapshots(self) -> Snapshots:
+        """Has the copies in this node's memory."""
+
     def folders(self) -> list[str]:
         """Those whose file systems matter to the run."""
 
@@ -148,6 +156,7 @@ class Coordinator:
         self.hub = Hub(node.clock.now, server, [client.public], port, settings)
         self.asking = FleetSaveAgreement(self._ask, self.hub.incarnation)
         self._own_asking = NodeSaveAgreement(context.saving.asking)
+        self.snapshots, self._mirror, self._own_snapshots = self._snapshot_parts(fleet)
         self._join = JoinFile(
             run_id=node.run_file.run_id,
             session=node.run_file.session,
@@ -200,6 +209,14 @@ class Coordinator:
             self.hub.close()
             raise
 
+    def _snapshot_parts(self, fleet: FleetFile) -> tuple[FleetSnapshots, NodeMirror, NodeSnapshots]:
+        """What the head does about copies of all nodes, and what it does like every node."""
+        node, memory = self._node, self._context.snapshots.memory
+        head = FleetSnapshots(node, self._context, self.hub, self._order_snapshot, self.hub.incarnation)
+        self._context.snapshots.others = head
+        mirror = NodeMirror(node, memory, fleet, lambda message: self._on_mirror(self._me, message))
+        return head, mirror, NodeSnapshots(node, memory, lambda answer: head.answered(self._me, answer), mirror.kept)
+
     def _write_join_file(self, is_first: bool) -> None:
         """Those that have joined know the keys of a supervisor that was started anew: it can do without, for a while.
 
@@ -251,6 +268,10 @@ class Coordinator:
         self.inquiries.poll()
         self.examinations.poll()
         self.boards.poll()
+        self.snapshots.poll()
+        if self._context.engine.state.phase is Phase.RUNNING:
+            self._own_snapshots.sample()
+            self._mirror.sample()
         now = time.monotonic()
         if self._in_time is not None:
             self._in_time.tick()
@@ -304,6 +325,9 @@ class Coordinator:
 
         While the run is not over the file stays, for the next supervisor of this run.
         """
+        self.snapshots.close()
+        self._own_snapshots.close()
+        self._mirror.close()
         if self._introducer is not None:
             self._introducer.close()
         elif self._node.is_over:
@@ -353,6 +377,8 @@ class Coordinator:
         """An event of this node's own, or of no node: those for the engine."""
         if isinstance(event, ev.NodeLeft):
             self.aggregator.forget(self._me)
+        elif isinstance(event, ev.AttemptStopped):
+            self._own_snapshots.sample()  # as in follower.py
         return self._keep_back(self.aggregator.on_node_event(self._me, event, self._node.clock.now()))
 
     def serving(self, message: Serving) -> None:
@@ -369,6 +395,7 @@ class Coordinator:
         fleet = self._context.engine.state.fleet
         sizes = {node: member.ranks for node, member in fleet.members.items()} if fleet else {}
         self._context.chooser.set_world_size(sum(sizes[node] for node in action.nodes))
+        self._mirror.let_go(action.attempt)
         self.aggregator.start(action, sizes, self._roles())
         self.send_orders()
 
@@ -481,6 +508,21 @@ class Coordinator:
         elif answer is not None:
             self.asking.confirmed(node, answer)
 
+    def _order_snapshot(self, node: str, order: msg.SnapshotOrder) -> None:
+        if node == self._me:
+            self._own_snapshots.obey(order)
+        else:
+            self._send(node, order)
+
+    def _on_mirror(self, node: str, message: msg.MirrorOffer | msg.MirrorReady) -> None:
+        def send(to: str, order: msg.MirrorOpen | msg.MirrorTo) -> None:
+            if to == self._me:
+                self._mirror.obey(order)
+            else:
+                self._send(to, order)
+
+        on_mirror_message(self._context.engine.state.attempt, node, message, send)
+
     def _obey(self, order: msg.Down) -> None:
         """This node's part."""
         context = self._context
@@ -562,6 +604,7 @@ class Coordinator:
             self.checks.gone(node)
             if self._in_time is not None:
                 self._in_time.dropped(node)
+            self.snapshots.poll()
             self.pass_on(self.aggregator.dropped(node, now_s, self.hub.heard_s(node)))
         elif isinstance(what, hubs.Missed):
             log.warning("node_lost_messages", node=node, packets=what.packets)
@@ -633,6 +676,10 @@ class Coordinator:
         elif isinstance(message, msg.StepsReported | msg.SavedHere | msg.FileSought):
             if self._in_time is not None:
                 self._in_time.answered(node, message)
+        elif isinstance(message, msg.SnapshotAnswer):
+            self.snapshots.answered(node, message)
+        elif isinstance(message, msg.MirrorOffer | msg.MirrorReady):
+            self._on_mirror(node, message)
         elif isinstance(message, ev.StopRequested) and may_leave(context.engine.state, node):
             self._let_go(node, message, now_s)
         else:

@@ -44,6 +44,8 @@ from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 from guardrun.supervisor.node.rank_collection import begin_exits, begin_look, look_name, look_now
 from guardrun.supervisor.rundir.run_directory import FleetFile, RunFile
 from guardrun.supervisor.saving.fleet_save_agreement import NodeSaveAgreement
+from guardrun.supervisor.saving.mirrors import NodeMirror
+from guardrun.supervisor.saving.snapshots import NodeSnapshots, make_memory
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.listening_addresses import peer_addresses
 
@@ -80,6 +82,9 @@ class Follower:
         self._is_stopping = False
         self._asking = NodeSaveAgreement()
         self._in_time: NodePart | None = None
+        self._memory = make_memory(self.node)
+        self._mirror = NodeMirror(self.node, self._memory, fleet, self._send_to_head)
+        self._snapshots = NodeSnapshots(self.node, self._memory, self._send_to_head, self._mirror.kept)
         self._still = ProgressTimeout()
         self._may_stand_s = STILL_S
         """How long the ranks may stand still, as far as the head knows."""
@@ -159,6 +164,9 @@ class Follower:
         if self.is_running:
             self._asking.sample(self.node.sampler.boards)
             self._tell_answers()
+            self._memory.sample()
+            self._snapshots.sample()
+            self._mirror.sample()
         if self._headless.is_refused(now):
             self._end(control_messages.Finish(exit_code=1))
 
@@ -170,7 +178,11 @@ class Follower:
         """The event that follows says it to the head."""
 
     def told_of_snapshots(self, text: str) -> None:
-        """Nothing: none are kept where there are several nodes."""
+        """A person hears of it here, or memory is granted at once."""
+        if text:
+            self.node.terminal.print_line(text, "warn")
+        elif self.is_running:
+            self._memory.sample()
 
     def loaded(self, message: CheckpointLoaded) -> None:
         """Goes to the head as it is: the head knows which files are checkpoints."""
@@ -211,6 +223,9 @@ class Follower:
         self._checks.end()
         if self._link is not None:
             self._link.close()
+        self._snapshots.close()
+        self._mirror.close()
+        self._memory.close()
         self.node.close()
 
     # Up ------------------------------------------------------------------------------------------------------
@@ -224,6 +239,7 @@ class Follower:
             self._headless.began()
             self._refresh_info()
         elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
+            self._snapshots.sample()  # an attempt may be over before it was looked at
             self._send_to_head(msg.SharesReported(attempt=event.attempt, ranks=self.node.ingest.shares()))
             self._attempt, self._is_stopping = -1, False
             self._headless.ended(event.exitcodes if isinstance(event, ev.AttemptStopped) else {})
@@ -412,6 +428,8 @@ class Follower:
             self._headless.joined(self._join.head if self._join else "?")
             self._said.clear()  # what is said of the next time without a head is news again
             self._set_clock(self._link.offset.offset_s)
+            if what.is_new_hub:
+                self._snapshots.tell_again()
             log.info("joined", is_new_head=what.is_new_hub)
         elif isinstance(what, links.Refused):
             self._headless.refused(time.monotonic())
@@ -442,6 +460,9 @@ class Follower:
         elif isinstance(order, control_messages.Start | control_messages.Stop):
             self._is_stopping = isinstance(order, control_messages.Stop) and order.attempt == self._attempt
             self._checks.end()  # nothing of it may disturb an attempt
+            if isinstance(order, control_messages.Start):
+                self._snapshots.let_go(order.attempt)
+                self._mirror.let_go(order.attempt)
             self.node.send(order)
         elif isinstance(order, msg.CheckStep | msg.EndCheck):
             self._checks.obey(order)
@@ -455,6 +476,10 @@ class Follower:
             self._examine(order)
         elif isinstance(order, msg.ReportBoards):
             self._tell_boards(order)
+        elif isinstance(order, msg.SnapshotOrder):
+            self._snapshots.obey(order)
+        elif isinstance(order, msg.MirrorOpen | msg.MirrorTo):
+            self._mirror.obey(order)
         elif isinstance(order, ac.Isolate):
             self.node.relations.isolate(order)
         elif isinstance(order, msg.SetBase):

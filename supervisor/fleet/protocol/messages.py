@@ -6,7 +6,7 @@ what only the head's edge needs. Down go orders, all of them idempotent: whoever
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -141,6 +141,42 @@ class SharesReported(_Message, frozen=True, kw_only=True, tag="shares_told"):
 
     attempt: int
     ranks: Shares
+
+
+class SnapshotAnswer(_Message, frozen=True, kw_only=True, tag="snapshot_answer"):
+    """Answer to SnapshotOrder; ask 0: nobody has asked, and it is told what may be needed once this node is gone."""
+
+    ask: int
+    attempt: int
+    copies: dict[int, list[tuple[int, bytes]]] = {}
+    """By global rank: slots, and their records (hooks/wire/snapshot_index.py), in the run's nanoseconds."""
+    firsts: dict[int, tuple[int, int]] = {}
+    """What ranks' first calls named, as their boards have it."""
+    idle: dict[int, int] = {}
+    """Ranks that have never called, and the steps that they have finished."""
+    free: int = 0
+    """The first number of a name that is free; of those that were given: their own."""
+    why: str = ""
+    """Why it was not done."""
+
+
+class MirrorOffer(_Message, frozen=True, kw_only=True, tag="mirror_offer"):
+    """This node has copies of its ranks' parts of a state, for another one to keep: MirrorTo is the answer."""
+
+    attempt: int
+    key: str
+    """By which it comes: a public one."""
+
+
+class MirrorReady(_Message, frozen=True, kw_only=True, tag="mirror_ready"):
+    """Answer to MirrorOpen: where it may come."""
+
+    attempt: int
+    source: str
+    address: str
+    port: int
+    key: str
+    """The listener's."""
 
 
 class Probed(_Message, frozen=True, kw_only=True, tag="probed"):
@@ -279,6 +315,42 @@ class ReportBoards(_Message, frozen=True, kw_only=True, tag="tell_boards"):
     ask: int
 
 
+class SnapshotOrder(_Message, frozen=True, kw_only=True, tag="snapshot_order"):
+    """What ranks have left in this node's memory (supervisor/saving/snapshots.py); SnapshotAnswer is the answer.
+
+    list: what is there. prepare: parts are written beside their names. name: they get these. drop: what was written
+    beside is removed.
+    """
+
+    ask: int
+    attempt: int
+    what: Literal["list", "prepare", "name", "drop"]
+    parts: list[tuple[int, int, int]] = []
+    """Global rank, slot, generation. Where they are written to is what the rank's own record says."""
+    number: int = 0
+    """Of the name."""
+    by_s: float = 0.0
+    """The run's seconds: not later than that."""
+
+
+class MirrorOpen(_Message, frozen=True, kw_only=True, tag="mirror_open"):
+    """Another node's copies are to be kept here; MirrorReady is the answer."""
+
+    attempt: int
+    source: str
+    key: str
+    """Whoever holds it is let in."""
+
+
+class MirrorTo(_Message, frozen=True, kw_only=True, tag="mirror_to"):
+    """Where this node's copies are to be sent."""
+
+    attempt: int
+    address: str
+    port: int
+    key: str
+
+
 class Probe(_Message, frozen=True, kw_only=True, tag="probe"):
     """Open a listener for this check, and say what there is."""
 
@@ -342,6 +414,9 @@ Up = (
     | StepsReported
     | SavedHere
     | FileSought
+    | SnapshotAnswer
+    | MirrorOffer
+    | MirrorReady
 )
 Down = (
     Start
@@ -362,4 +437,7 @@ Down = (
     | ReportSteps
     | SaveHere
     | SeekFile
+    | SnapshotOrder
+    | MirrorOpen
+    | MirrorTo
 )

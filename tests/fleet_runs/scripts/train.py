@@ -15,7 +15,7 @@ import socket
 import time
 from pathlib import Path
 
-from guardrun.hooks import should_checkpoint
+from guardrun.hooks import should_checkpoint, snapshot
 from guardrun.hooks import step as count_step
 
 parser = argparse.ArgumentParser()
@@ -24,6 +24,8 @@ parser.add_argument("--out", default="out", help="likewise")
 parser.add_argument("--resume", default="")
 parser.add_argument("--steps", type=int, default=1_000_000)
 parser.add_argument("--save-every", type=int, default=10)
+parser.add_argument("--keep", default="", help="replicas or shards, in memory")
+parser.add_argument("--elements", type=int, default=50_000, help="of what is kept")
 parser.add_argument("--alone", action="store_true", help="ranks that have nothing to do with each other, without torch")
 arguments = parser.parse_args()
 if not arguments.alone:
@@ -68,6 +70,21 @@ def save(step: int) -> None:
     (out / f"ckpt_{step}.tmp").replace(out / f"ckpt_{step}.pt")
 
 
+def keep(step: int) -> None:
+    """In memory; whether it is torn is seen when it is loaded."""
+    name = "snap_{step}_rank{rank}.pt" if arguments.keep == "shards" else f"snap_{step}.pt"
+    mine = float(step + 1000 * int(RANK) if arguments.keep == "shards" else step)
+    snapshot(lambda: {"step": step, "large": torch.full((arguments.elements,), mine)}, path=str(out / name))
+
+
+def load(path: str) -> int:
+    content = torch.load(path.replace("rank0", f"rank{RANK}"))
+    if "large" in content:
+        mine = content["step"] + (1000 * int(RANK) if "rank0" in path else 0)
+        assert bool((content["large"] == mine).all()), "torn, or another's"
+    return int(content["step"])
+
+
 def do_step(is_end: bool) -> bool:
     """All go on together, until one says that it is the end."""
     if arguments.alone:
@@ -88,7 +105,7 @@ me: dict[str, object] = {
 }
 if not arguments.alone:
     dist.init_process_group("gloo")
-start = torch.load(arguments.resume)["step"] if arguments.resume else 0
+start = load(arguments.resume) if arguments.resume else 0
 stood = stood_at()
 for step in range(start + 1, arguments.steps + 1):
     if is_planted("hang"):
@@ -103,6 +120,8 @@ for step in range(start + 1, arguments.steps + 1):
     write(f"at-{RANK}", at)
     if is_end:
         break
+    if arguments.keep:
+        keep(step)
     is_asked = should_checkpoint()
     if RANK == "0" and not arguments.alone and (is_asked or step % arguments.save_every == 0):
         save(step)
