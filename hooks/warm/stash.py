@@ -129,8 +129,18 @@ class Stash:
             for variable in record.reads
         }
 
+    def keep(self, *things: object) -> None:
+        """For as long as the process lives: what a fork destroys is copied to be destroyed."""
+        self._kept.extend(things)
+
+    def begin(self) -> None:
+        """In a rank: find what is hidden as it is imported."""
+        for name in [name for name in sys.modules if name not in self._fresh]:
+            self._kept.append(sys.modules.pop(name))  # the warm process has imported it since it hid the others
+        sys.meta_path.insert(0, self)
+
     def hide(self) -> None:
-        """Leave in sys.modules what a fresh interpreter has, and find the rest again as it is imported."""
+        """Leave in sys.modules what a fresh interpreter has."""
         for name in [name for name in sys.modules if name not in self._fresh]:
             module = sys.modules.pop(name)
             self._kept.append(module)
@@ -144,12 +154,6 @@ class Stash:
             if isinstance(names, dict):
                 for key in [key for key in names if key not in whole]:
                     del names[key]
-        sys.meta_path.insert(0, self)
-
-    def leave(self) -> None:
-        """Find nothing any more."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
 
     # Finder ---------------------------------------------------------------------------------------------------------
 

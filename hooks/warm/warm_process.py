@@ -131,9 +131,10 @@ class Warm:
             self._stash = Stash(self._recorder, OWN, import_hooks.HOOKS)
             self._stash.seeds_torch = imports.torch_seed == "random"
             self._readers = self._stash.find_readers()
-            gc.collect()
+            self._prefixes = [variable for variable in self._readers if variable.endswith("*")]
+            self._stash.keep(self, imports)
             self._stash.hide()
-            self._stash.leave()
+            gc.collect()  # Forks that go through what is new, in search of garbage, would have it all copied.
             answer["ready"]["memory_bytes"] = read_pss_bytes()
         self._send(self._socket, answer)
         if "ready" not in answer:
@@ -246,9 +247,12 @@ class Warm:
         for name in sorted(differing):
             if name.startswith((*READ_BY_LIBRARIES, "PYTHON")) and name != "PYTHONPATH":
                 return f"{name} is not what it was"
-        for variable, reader in self._readers.items():
+        for name in differing:
+            if (reader := self._readers.get(name)) is not None:
+                return f"{reader} reads {name}, which is not what it was"
+        for variable in self._prefixes:
             if is_read(variable, differing):
-                return f"{reader} reads {variable}, which is not what it was"
+                return f"{self._readers[variable]} reads {variable}, which is not what it was"
         return ""
 
     def _receive(self, channel: socket) -> tuple[dict[str, Any] | None, list[int]]:
