@@ -175,10 +175,11 @@ class Recorder:
             "_note_at_exit": self._register,
             "_note_at_fork": self._at_fork,
         }
+        method: Any = type(self.end)
         for module in list(sys.modules.values()):
-            names = getattr(module, "__dict__", None)
+            names: Any = getattr(module, "__dict__", None)
             for key, value in list(names.items()) if isinstance(names, dict) else ():
-                if type(value) is type(self.end) and value.__self__ is self and value.__name__ in before:
+                if type(value) is method and value.__self__ is self and value.__name__ in before:
                     names[key] = before[value.__name__]
 
     def forget(self, is_meant: Callable[[str], bool]) -> None:

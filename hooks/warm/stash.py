@@ -101,13 +101,10 @@ class Stash:
         """Per module: a name in it, the watched module it was taken from, its name there, and what it is."""
         self._watched = frozenset(watched)
         self._find_takers()
-        self._finders = {id(finder) for finder in sys.meta_path} | {
-            id(finder)
-            for record in self._records.values()
-            for effect in record.effects
-            if getattr(effect, "kind", 0) == 1
-            for finder in (*effect.front, *effect.back)
-        }
+        effects: list[Any] = [effect for record in self._records.values() for effect in record.effects]
+        added = [effect for effect in effects if getattr(effect, "kind", 0) == 1]
+        self._finders = {id(finder) for finder in sys.meta_path}
+        self._finders |= {id(finder) for effect in added for finder in (*effect.front, *effect.back)}
         self._looked: dict[str, int] = {}
         """Folders of this rank's own that have nothing by a package's name, and when they last changed."""
         self._steps = {name: self._plan(name) for name in self._modules}
@@ -196,7 +193,7 @@ class Stash:
         step.is_watched = name in self._watched
         step.asked = [other for other in record.asked if other in self._modules] if record is not None else []
         step.record = record if record is not None and self._does_more(name, record) else None
-        names = getattr(self._modules.get(step.package), "__dict__", None)
+        names: Any = getattr(self._modules.get(step.package), "__dict__", None)
         # A package that has taken the name away again has none.
         is_shown = record is not None and isinstance(names, dict) and step.part in names
         step.names = names if is_shown else None
