@@ -127,9 +127,9 @@ class WarmProcess:
             return {}
         if not isinstance(answer, dict):
             return {}
-        return None if self._asked and self._take(answer) else answer
+        return None if self._asked and self._is_answered(answer) else answer
 
-    def _take(self, answer: dict[str, Any]) -> bool:
+    def _is_answered(self, answer: dict[str, Any]) -> bool:
         """Whether it is the answer that comes next."""
         ours, pids = self._asked[0], answer.get("pids")
         if ours and isinstance(pids, list) and len(pids) == len(ours):
