@@ -188,7 +188,7 @@ def forget(stash: Stash, unseeded: Sequence[Any]) -> None:
     weakref.finalize._registered_with_atexit = False  # type: ignore[attr-defined]
     for generator in unseeded:
         generator.seed()
-    stash.hide()
+    stash.begin()
     gc.enable()
 
 

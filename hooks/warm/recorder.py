@@ -121,6 +121,7 @@ class Recorder:
         self._logger_count = 0
         self._restore_seeds: Callable[[], object] = int
         self._root: tuple[Any, ...] | None = None
+        self.places = Places()
 
     # Begin and end -----------------------------------------------------------------------------------------------
 
@@ -164,6 +165,27 @@ class Recorder:
         os.register_at_fork = self._at_fork
         os.environ._data = dict(self._environ.items())  # type: ignore[attr-defined]
         self._restore_seeds()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """To modules that have taken a function by its name, while another one stood in its place."""
+        before = {
+            "_note_import": self._import,
+            "_note_import_module": self._import_module,
+            "_note_at_exit": self._register,
+            "_note_at_fork": self._at_fork,
+        }
+        method: Any = type(self.end)
+        for module in list(sys.modules.values()):
+            names: Any = getattr(module, "__dict__", None)
+            for key, value in list(names.items()) if isinstance(names, dict) else ():
+                if type(value) is method and value.__self__ is self and value.__name__ in before:
+                    names[key] = before[value.__name__]
+
+    def forget(self, is_meant: Callable[[str], bool]) -> None:
+        """Whatever was recorded of these modules: ranks import them as ever."""
+        for name in [name for name in self.records if is_meant(name)]:
+            del self.records[name]
 
     # Imports ------------------------------------------------------------------------------------------------------
 
@@ -325,6 +347,23 @@ class Recorder:
             if self._running:
                 self.records[self._running[-1]].loggers.extend(list(known)[self._logger_count :])
             self._logger_count = len(known)
+
+
+class Places:
+    """Where modules are looked for, as it is before the first is: all folders, when they last changed, and hooks."""
+
+    def __init__(self) -> None:
+        self.path = list(sys.path)
+        self.times = {path: read_time_ns(path) for path in sys.path}
+        self.hooks = list(sys.path_hooks)
+
+
+def read_time_ns(path: str) -> int | None:
+    """When an entry of sys.path last changed; None: there is none."""
+    try:
+        return os.stat(path or ".").st_mtime_ns
+    except OSError:
+        return None
 
 
 def _filters() -> list[Any]:

@@ -21,7 +21,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 
-from guardrun.hooks.warm.recorder import AGAIN, is_read
+from guardrun.hooks.warm.recorder import AGAIN, is_read, read_time_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,6 +55,24 @@ def _given(module: ModuleType) -> Any:
     return _Given(module)
 
 
+class _Step:
+    """What `_bring` needs of a module."""
+
+    __slots__ = ("asked", "is_watched", "module", "names", "package", "part", "record", "shown")
+
+    module: ModuleType
+    package: str
+    part: str
+    is_watched: bool
+    asked: list[str]
+    record: Record | None
+    """None: its code does nothing that is to be done again."""
+    names: dict[str, Any] | None
+    """Its package's, where it has a name there; None: nobody finds it so."""
+    shown: Any
+    """What that name stands for: not the module, after `from .x import x`."""
+
+
 class Stash:
     """The modules of the warm process, found again in its ranks."""
 
@@ -66,20 +84,30 @@ class Stash:
         self._modules = {
             name: module
             for name, module in sys.modules.items()
-            if name not in self._fresh and name.partition(".")[0] != own
+            if name not in self._fresh and (name.partition(".")[0] != own or name in self._records)
         }
         self._whole = recorder.whole
         self._loggers = self._read_loggers()
         self._origins = {
             name: _place(getattr(module, "__spec__", None))
             for name, module in self._modules.items()
-            if "." not in name and (name in self._records or _is_namespace(module))
+            if "." not in name and name != own and (name in self._records or _is_namespace(module))
+        }
+        self._places = recorder.places
+        self._set_by_modules = {
+            effect.name for record in self._records.values() for effect in record.effects if hasattr(effect, "name")
         }
         self._takers: dict[str, list[tuple[str, str, str, Any]]] = {}
         """Per module: a name in it, the watched module it was taken from, its name there, and what it is."""
         self._watched = frozenset(watched)
         self._find_takers()
-        self._shown = self._find_shown()
+        effects: list[Any] = [effect for record in self._records.values() for effect in record.effects]
+        added = [effect for effect in effects if getattr(effect, "kind", 0) == 1]
+        self._finders = {id(finder) for finder in sys.meta_path}
+        self._finders |= {id(finder) for effect in added for finder in (*effect.front, *effect.back)}
+        self._looked: dict[str, int] = {}
+        """Folders of this rank's own that have nothing by a package's name, and when they last changed."""
+        self._steps = {name: self._plan(name) for name in self._modules}
         self._kept: list[object] = []
         self.environ: dict[str, str] = {}
         """With which the rank was started."""
@@ -98,8 +126,18 @@ class Stash:
             for variable in record.reads
         }
 
+    def keep(self, *things: object) -> None:
+        """For as long as the process lives: what a fork destroys is copied to be destroyed."""
+        self._kept.extend(things)
+
+    def begin(self) -> None:
+        """In a rank: find what is hidden as it is imported."""
+        for name in [name for name in sys.modules if name not in self._fresh]:
+            self._kept.append(sys.modules.pop(name))  # the warm process has imported it since it hid the others
+        sys.meta_path.insert(0, self)
+
     def hide(self) -> None:
-        """Leave in sys.modules what a fresh interpreter has, and find the rest again as it is imported."""
+        """Leave in sys.modules what a fresh interpreter has."""
         for name in [name for name in sys.modules if name not in self._fresh]:
             module = sys.modules.pop(name)
             self._kept.append(module)
@@ -113,12 +151,6 @@ class Stash:
             if isinstance(names, dict):
                 for key in [key for key in names if key not in whole]:
                     del names[key]
-        sys.meta_path.insert(0, self)
-
-    def leave(self) -> None:
-        """Find nothing any more."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
 
     # Finder ---------------------------------------------------------------------------------------------------------
 
@@ -153,11 +185,34 @@ class Stash:
         loader.exec_module = exec_module
         return record.spec
 
+    def _plan(self, name: str) -> _Step:
+        """What `_bring` needs of a module, looked up beforehand: thousands come at once."""
+        step, record = _Step(), self._records.get(name)
+        step.module = self._modules[name]
+        step.package, _, step.part = name.rpartition(".")
+        step.is_watched = name in self._watched
+        step.asked = [other for other in record.asked if other in self._modules] if record is not None else []
+        step.record = record if record is not None and self._does_more(name, record) else None
+        names: Any = getattr(self._modules.get(step.package), "__dict__", None)
+        # A package that has taken the name away again has none.
+        is_shown = record is not None and isinstance(names, dict) and step.part in names
+        step.names = names if is_shown else None
+        step.shown = names[step.part] if is_shown else None
+        return step
+
+    def _does_more(self, name: str, record: Record) -> bool:
+        """Whether a module's code does more than to ask for others, and to define its names."""
+        more = record.beside or record.at_exit or record.effects or name in self._takers or name in self._loggers
+        return bool(more) or name in AGAIN or name in _SEEDED
+
     def _follow(self, name: str, record: Record) -> None:
         """Do what a module's code does besides defining its names."""
         for other in record.asked:
             if other not in sys.modules and other in self._modules:
                 self._bring(other)
+        self._do_more(name, record)
+
+    def _do_more(self, name: str, record: Record) -> None:
         for other in record.beside:
             if other in self._modules:
                 sys.modules.setdefault(other, self._modules[other])
@@ -174,7 +229,8 @@ class Stash:
             # A script that set up logging before has switched off what it found there: in a fresh process, not this.
             logger.disabled = False
             if level or handlers or not propagate:
-                logger.setLevel(level)
+                if logger.level != level:
+                    logger.setLevel(level)
                 logger.handlers[:], logger.propagate = handlers, propagate
         if name == "multiprocessing.process":
             self._modules[name].current_process().authkey = os.urandom(32)
@@ -189,35 +245,38 @@ class Stash:
 
     def _bring(self, name: str) -> None:
         """As an import does; where no finder but this one looks out for a module, without asking them all."""
-        package, _, part = name.rpartition(".")
-        record = self._records.get(name)
-        if package and package not in sys.modules:
-            if package not in self._modules:
+        step, loaded = self._steps[name], sys.modules
+        if step.package and step.package not in loaded:
+            if step.package not in self._steps:
                 import_module(name)
                 return
-            self._bring(package)
-            if name in sys.modules:
+            self._bring(step.package)
+            if name in loaded:
                 return
-        if name in self._watched:
+        if step.is_watched:
             import_module(name)
         else:
-            sys.modules[name] = self._modules[name]
-            if record is not None:
-                self._follow(name, record)
-        if package and record is not None:
-            names = getattr(self._modules.get(package), "__dict__", None)
-            if isinstance(names, dict):
-                names[part] = self._shown.get(name, self._modules[name])
+            loaded[name] = step.module
+            for other in step.asked:
+                if other not in loaded:
+                    self._bring(other)
+            if step.record is not None:
+                self._do_more(name, step.record)
+        if step.names is not None:
+            step.names[step.part] = step.shown
 
     def _verify(self, name: str) -> None:
         """Whether a fresh process would get the same, of all that comes with it."""
-        coming = self._closure(name)
-        for other in coming:
-            if other in self._origins and self._find(other) != self._origins[other]:
-                self.refuse(f"{other} is found elsewhere now")
+        coming = None
+        if not self._is_surely_found():
+            coming = self._closure(name)
+            for other in coming:
+                if other in self._origins and self._find(other) != self._origins[other]:
+                    self.refuse(f"{other} is found elsewhere now")
         changed = self._changed()
         if not changed:
             return
+        coming = self._closure(name) if coming is None else coming
         loaded = [other for other in coming if other in self._records and _is_native(self._records[other].spec)]
         if loaded and any(variable.startswith(READ_BY_LIBRARIES) for variable in changed):
             self.refuse(f"{', '.join(sorted(changed))[:200]} may be read by libraries, and is not what it was")
@@ -227,13 +286,37 @@ class Stash:
                 if is_read(variable, changed):
                     self.refuse(f"{other} reads {variable}, which is not what it was")
 
+    def _is_surely_found(self) -> bool:
+        """Whether nothing can stand in the way of any package from here: without looking for each of them."""
+        places = self._places
+        if any(id(finder) not in self._finders for finder in sys.meta_path if not self._is_own(finder)):
+            return False
+        if sys.path_hooks != places.hooks or [path for path in sys.path if path in places.times] != places.path:
+            return False
+        for path in sys.path:
+            time_ns = read_time_ns(path)
+            if path in places.times:
+                if time_ns != places.times[path]:
+                    return False
+            elif time_ns is not None and self._looked.get(path) != time_ns:
+                try:
+                    names = os.listdir(path or ".")
+                except OSError:
+                    return False
+                if any(name.partition(".")[0] in self._origins for name in names):
+                    return False
+                self._looked[path] = time_ns
+        return True
+
+    def _is_own(self, finder: object) -> bool:
+        return finder is self or type(finder).__module__.startswith(f"{self._own}.")
+
     def _changed(self) -> set[str]:
         """Variables that are not as the rank was started with, but for what modules from here have set."""
-        now, before = os.environ, self.environ
-        own = {effect.name for record in self._records.values() for effect in record.effects if hasattr(effect, "name")}
+        now, before = dict(os.environ), self.environ
         changed = {name for name, value in now.items() if before.get(name) != value}
-        changed |= {name for name in before if name not in now}
-        return changed - own - {"GUARDRUN_HOOKS", "PYTHONPATH"}  # which sitecustomize puts back
+        changed |= before.keys() - now.keys()
+        return changed - self._set_by_modules - {"GUARDRUN_HOOKS", "PYTHONPATH"}  # which sitecustomize puts back
 
     def _closure(self, name: str) -> list[str]:
         found: dict[str, None] = {}
@@ -253,7 +336,7 @@ class Stash:
 
     def _find(self, name: str) -> object:
         for finder in sys.meta_path:
-            if finder is self or type(finder).__module__.startswith(f"{self._own}."):
+            if self._is_own(finder):
                 continue
             find = getattr(finder, "find_spec", None)
             spec = find(name, None) if find is not None else None
@@ -277,16 +360,6 @@ class Stash:
                 if owner is not None and owner[0] != name:
                     self._takers.setdefault(name, []).append((key, *owner))
 
-    def _find_shown(self) -> dict[str, Any]:
-        """Per module whose package knows something else by its name (`from .x import x`), what that is."""
-        shown = {}
-        for name, module in self._modules.items():
-            package, _, part = name.rpartition(".")
-            names = getattr(self._modules.get(package), "__dict__", None)
-            if isinstance(names, dict) and part in names and names[part] is not module:
-                shown[name] = names[part]
-        return shown
-
     def _read_loggers(self) -> dict[str, list[tuple[Any, int, list[Any], bool]]]:
         logging = sys.modules.get("logging")
         if logging is None:
@@ -299,6 +372,10 @@ class Stash:
                     state = (logger, logger.level, list(logger.handlers), logger.propagate)
                     found.setdefault(name, []).append(state)
         return found
+
+
+_SEEDED = ("multiprocessing.process", "threading", "torch.random", "numpy.random.mtrand")
+"""Modules that have something of each process's own."""
 
 
 def _place(spec: ModuleSpec | None) -> object:

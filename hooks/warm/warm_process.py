@@ -5,12 +5,15 @@ over that socket (SOCK_SEQPACKET, JSON):
 
     launcher → warm    {"imports": FILE, "left_out": FILE}                 once
     warm → launcher    {"ready": …} or {"again": N} or {"useless": "…"}    once
-    launcher → warm    {"fork": N}, with N sockets, one for each rank to be
+    launcher → warm    {"fork": PID}, its own, with a socket for each rank to be
     warm → launcher    {"pids": […]}
+    launcher → warm    {"check": true}
+    warm → launcher    {"same": true}, or {"useless": "…"}, after which it ends
     launcher → rank    {"command": […], "environment": {…}}, with descriptors 0, 1, 2; the answer is {} or {"no": "…"}
 
 A rank is forked by a fork that ends: so it comes to be the child of the launcher, who is the subreaper of all that it
-has started. What is not asked for any more ends as its socket is closed. The warm process ends with the launcher.
+has started. It waits for its message, maybe for hours. What is not asked for any more ends as its socket is closed.
+The warm process, and what waits, end with the launcher.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from guardrun.hooks.warm.process_state import Inspector, read_pss_bytes
 from guardrun.hooks.warm.recorder import AGAIN, Recorder, differs_by_rank, is_read
 
 OWN = "guardrun"
+HOOKS, WARM = f"{OWN}.hooks.", f"{OWN}.hooks.warm"
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_MODULES = 20_000
 MAX_REASONS = 20
@@ -63,10 +67,31 @@ class Warm:
         import socket as sockets
 
         self._json, self._sockets = json, sockets
-        ctypes.CDLL(None).prctl(1, ctypes.c_ulong(signal.SIGKILL.value), 0, 0, 0)  # PR_SET_PDEATHSIG
+        self._prctl = ctypes.CDLL(None).prctl
+        self._end_with_parent(signal.SIGKILL)
         self._socket = sockets.socket(fileno=number)
         self._socket.set_inheritable(False)
         self._recorder = recorder
+        self._import_hooks()
+
+    def _import_hooks(self) -> None:
+        """Have the hooks imported anew, where ranks find them as others find theirs: nothing was recorded before."""
+        before = {name: module for name, module in sys.modules.items() if _is_ours(name) and not name.startswith(WARM)}
+        for name in before:
+            del sys.modules[name]
+        try:
+            import guardrun.hooks.startup.activate  # noqa: F401
+        except ImportError:
+            for name in [name for name in sys.modules if _is_ours(name) and not name.startswith(WARM)]:
+                del sys.modules[name]
+            sys.modules.update(before)
+            self._recorder.forget(_is_ours)
+
+    def _end_with_parent(self, signum: int) -> None:
+        """By this signal; 0: no more."""
+        import ctypes
+
+        self._prctl(1, ctypes.c_ulong(signum), 0, 0, 0)  # PR_SET_PDEATHSIG
 
     def run(self) -> None:
         """Returns in a rank."""
@@ -82,7 +107,7 @@ class Warm:
             os._exit(0)
 
     def _serve(self) -> bool:
-        from guardrun.hooks.startup.import_hooks import HOOKS
+        from guardrun.hooks.startup import import_hooks
         from guardrun.hooks.warm import rank_start
         from guardrun.hooks.warm.stash import Stash
 
@@ -101,12 +126,15 @@ class Warm:
         if "ready" in answer:
             import gc
 
-            self._stash = Stash(self._recorder, OWN, HOOKS)
+            if OWN not in self._recorder.records:
+                self._recorder.forget(_is_ours)
+            self._stash = Stash(self._recorder, OWN, import_hooks.HOOKS)
             self._stash.seeds_torch = imports.torch_seed == "random"
             self._readers = self._stash.find_readers()
-            gc.collect()
+            self._prefixes = [variable for variable in self._readers if variable.endswith("*")]
+            self._stash.keep(self, imports)
             self._stash.hide()
-            self._stash.leave()
+            gc.collect()  # Forks that go through what is new, in search of garbage, would have it all copied.
             answer["ready"]["memory_bytes"] = read_pss_bytes()
         self._send(self._socket, answer)
         if "ready" not in answer:
@@ -115,9 +143,12 @@ class Warm:
             asked, sockets = self._receive(self._socket)
             if asked is None:
                 return False
-            if imports.have_changed():
-                self._send(self._socket, {"useless": "installed modules are not what they were"})
-                return False
+            if "check" in asked:
+                if imports.have_changed():
+                    self._send(self._socket, {"useless": "installed modules are not what they were"})
+                    return False
+                self._send(self._socket, {"same": True})
+                continue
             if self._fork(asked, sockets):
                 return True
 
@@ -128,7 +159,7 @@ class Warm:
         between = os.fork()
         if between == 0:
             try:
-                return self._fork_ranks(asked["launcher"], descriptors)
+                return self._fork_ranks(asked["fork"], descriptors)
             except BaseException:
                 os._exit(1)
         for descriptor in descriptors:
@@ -164,6 +195,7 @@ class Warm:
     def _wait_to_be(self, descriptor: int, between: int, launcher: int) -> None:
         """In a rank to be: returns once it is one."""
         import os
+        import signal
         import time
 
         deadline_s = time.monotonic() + PARENT_PATIENCE_S
@@ -171,7 +203,8 @@ class Warm:
             if time.monotonic() > deadline_s:
                 raise TimeoutError("whoever forked it has not ended")
             time.sleep(0.0005)
-        if parent != launcher:
+        self._end_with_parent(signal.SIGKILL)
+        if parent != launcher or os.getppid() != launcher:
             raise RuntimeError("it is no child of the launcher")
         self._socket.close()
         channel = self._sockets.socket(fileno=descriptor)
@@ -187,6 +220,7 @@ class Warm:
         if why := self._why_not(command, environment):
             self._refuse(channel.fileno(), why)
         self._priority.restore()
+        self._end_with_parent(0)
         os.umask(message["umask"])
         self._start.become(command, environment, streams, channel.fileno())
         stash = self._stash
@@ -195,7 +229,10 @@ class Warm:
         folder = os.getcwd()
         stash.refuse = lambda why: _start_anew(command, environment, hooks["sockets"], folder, why)
         self._start.forget(stash, self._recorder.unseeded)
-        channel.send(b"{}")
+        try:
+            channel.send(b"{}")
+        except OSError:  # The launcher has gone, and asks no more.
+            pass
         channel.close()
 
     def _why_not(self, command: list[str], environment: dict[str, str]) -> str:
@@ -210,9 +247,12 @@ class Warm:
         for name in sorted(differing):
             if name.startswith((*READ_BY_LIBRARIES, "PYTHON")) and name != "PYTHONPATH":
                 return f"{name} is not what it was"
-        for variable, reader in self._readers.items():
+        for name in differing:
+            if (reader := self._readers.get(name)) is not None:
+                return f"{reader} reads {name}, which is not what it was"
+        for variable in self._prefixes:
             if is_read(variable, differing):
-                return f"{reader} reads {variable}, which is not what it was"
+                return f"{self._readers[variable]} reads {variable}, which is not what it was"
         return ""
 
     def _receive(self, channel: socket) -> tuple[dict[str, Any] | None, list[int]]:
@@ -273,6 +313,8 @@ class Imports:
                 recorder.failed[name] = f"{type(error).__name__}: {error}"[:200]
             pace.rest()
         took_s = time.process_time() - began_s
+        if any(_is_ours(name) for name in recorder.failed):
+            recorder.forget(_is_ours)
         recorder.unfit.update(recorder.inspect.judge())
         unfit = self._judge()
         left_out = self._with_importers(unfit)
@@ -291,7 +333,7 @@ class Imports:
         self._stats = {
             name: _stat(record.spec.origin)
             for name, record in recorder.records.items()
-            if record.spec.origin and record.spec.has_location and not name.startswith(f"{OWN}.")
+            if record.spec.origin and record.spec.has_location
         }
         return {"ready": {"modules": len(recorder.records), "took_s": round(took_s, 3), "failed": len(recorder.failed)}}
 
@@ -329,14 +371,17 @@ class Imports:
         return [
             name
             for name, origin in self._origins.items()
-            if name not in self._left_out and name.partition(".")[0] != OWN and name != "__main__"
-            and origin is not None and self._is_installed(origin)
+            if name not in self._left_out and name != "__main__" and origin is not None
+            and (self._is_hook(name) if _is_ours(name) else self._is_installed(origin))
         ]  # fmt: skip
 
     def _is_installed(self, origin: str) -> bool:
         import os
 
         return origin in ("built-in", "frozen") or os.path.realpath(origin).startswith(self._folders)
+
+    def _is_hook(self, name: str) -> bool:
+        return name.startswith(HOOKS) and not name.startswith(WARM) and OWN in self._recorder.records
 
     def _judge(self) -> dict[str, str]:
         """Per module that no rank may have from here, why."""
@@ -347,7 +392,7 @@ class Imports:
         }
         changed = set(self._changed) - own
         for name, record in recorder.records.items():
-            if name.partition(".")[0] == OWN:
+            if _is_ours(name):
                 continue
             origin = record.spec.origin
             if name in recorder.failed:
@@ -416,6 +461,10 @@ class Pace:
         except (OSError, ValueError):
             return 0, 0
         return ran, waited
+
+
+def _is_ours(name: str) -> bool:
+    return name.partition(".")[0] == OWN
 
 
 def library_folder() -> str:

@@ -331,7 +331,7 @@ class Starter:
             return relay.outlets() if relay is not None else Outlets({}, {})
 
         self.signals.replace_torch_handler()
-        spawn = self.warm.claim if self.warm is not None and self.warm.begin(self.world_size) else None
+        spawn = self.warm if self.warm is not None and self.warm.begin() else None
         try:
             with environment(changes):
                 store, context = self.elastic.start(number, arguments, place, on_serving, make_outlets, spawn=spawn)
@@ -346,8 +346,6 @@ class Starter:
             raise StartError(str(error) if is_own_words else f"{type(error).__name__}: {error}") from error
         finally:
             self.signals.handle_again()
-            if self.warm is not None:
-                self.warm.finish()
         if relay is not None and not plan.are_ranks_functions:  # these open theirs when torch calls them
             relay.begin()
         node = self.run.file.node

@@ -16,10 +16,10 @@ import inspect
 import os
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch.distributed.run as torchrun
 from torch.distributed import TCPStore
@@ -53,8 +53,16 @@ class Failed(NamedTuple):
 Failures = dict[int, Failed]
 """Per global rank."""
 
-Spawn = Callable[[list[str], dict[str, str], Any, Any], Any]
-"""Command line, environment, files for stdout and stderr (None: inherited) → what Popen would be, or None."""
+
+class Spawn(Protocol):
+    """Who has processes that can be ranks."""
+
+    def claim(self, command: list[str], environment: dict[str, str], stdout: Any, stderr: Any) -> Any:
+        """What Popen would be; None: there is none. stdout, stderr: files, None: inherited."""
+
+    def find_refused(self) -> Collection[int]:
+        """Pids of those that were claimed, and are no ranks after all: they have been ended."""
+
 
 make_parser: Callable[[], Any] = torchrun.get_args_parser
 
@@ -377,14 +385,22 @@ def _spawned_by(spawn: Spawn | None) -> Iterator[None]:
         yield
         return
     original = SubprocessHandler._popen
+    claimed: list[tuple[Any, Any, Any]] = []
 
     def _popen(self: Any, args: Any, env: Any) -> Any:
-        process = spawn(list(args), env, self._stdout, self._stderr)
-        return original(self, args, env) if process is None else process
+        process = spawn.claim(list(args), env, self._stdout, self._stderr)
+        if process is None:
+            return original(self, args, env)
+        claimed.append((self, args, env))
+        return process
 
     SubprocessHandler._popen = _popen
     try:
         yield
+        refused = spawn.find_refused()
+        for handler, args, env in claimed:
+            if handler.proc.pid in refused:
+                handler.proc = original(handler, args, env)
     finally:
         SubprocessHandler._popen = original
 

@@ -347,7 +347,7 @@ def make_warm(run: OpenRun, config: Config, plan: torch_elastic.Plan, log: Log) 
     if not takes_warm_ranks(plan.entrypoint, plan.arguments):
         return None
     command = [str(plan.entrypoint), *map(str, plan.arguments)]
-    return WarmRanks(command, Path(run.file.socket_dir), config.launcher.warm_free_mb << 20, log)
+    return WarmRanks(command, Path(run.file.socket_dir), config.launcher.warm_free_mb << 20, plan.world_size, log)
 
 
 def shutdown_timeout_s(settings: Any) -> float:

@@ -124,7 +124,7 @@ class Loop:
     def attach(self, supervision: Supervision, earlier: Collection[int] = ()) -> None:
         """Give it its supervisor. earlier: children of this process that are none of the run's."""
         self.supervision = supervision
-        self.sweeper = Sweeper(self.run.file.token, self._helpers, earlier)
+        self.sweeper = Sweeper(self.run.file.token, self._spared, earlier)
 
     def hello(self, is_first: bool) -> LauncherHello:
         """Who is alive right now."""
@@ -222,6 +222,12 @@ class Loop:
         """Children of this process that are no part of training."""
         helpers = self.supervision.pids() | (self.attempt.helpers() if self.attempt is not None else set())
         return helpers | (self.warm.pids() if self.warm is not None else set())
+
+    def _spared(self) -> set[int]:
+        """Likewise, now that all of them are known: whatever else there is is ended."""
+        if self.warm is not None:
+            self.warm.settle()
+        return self._helpers()
 
     def _status(self, now_s: float) -> int | None:
         """guardrun's exit status, once the run is over."""
@@ -369,6 +375,7 @@ class Loop:
             if order.attempt == self.number and not self.is_over:
                 # Without grace no handler is to do anything: between SIGTERM and SIGKILL one could begin to save.
                 signum = signal.SIGTERM if order.grace_s > 0 else signal.SIGKILL
+                self._prepare_next()
                 self._begin_stop(now_s, order.grace_s, signum)
             elif self.run.file.fleet is not None and order.attempt >= self.number:
                 self._tell_stopped_again(order.attempt)
@@ -379,6 +386,7 @@ class Loop:
                 self._start(order)
             else:
                 self._pending = order
+                self._prepare_next()
                 self._begin_stop(now_s, grace_s=0.0)
 
     def _begin_stop(self, now_s: float, grace_s: float, signum: signal.Signals = signal.SIGTERM) -> None:
@@ -391,6 +399,10 @@ class Loop:
         self._stopping = Stopping(
             self.attempt, self.sweeper, now_s, grace_s, signum, linger_s=self.linger_s, print_line=print_line
         )
+
+    def _prepare_next(self) -> None:
+        if self.warm is not None and self._signum is None and self._finish is None:
+            self.warm.prepare()
 
     def _advance_stop(self, now_s: float) -> None:
         if self._stopping is None or self.attempt is None:

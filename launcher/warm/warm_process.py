@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import signal
@@ -16,9 +17,9 @@ from typing import Any
 WARM_VARIABLE = "GUARDRUN_WARM"
 MAX_ANSWER_BYTES = 1 << 20
 FORK_S = 2.0
-"""How long the fork of an attempt's ranks may take; then they are started as ever."""
+"""How long its answers are waited for: then ranks are started as ever."""
 BEGIN_S = 2.0
-"""Likewise, until a forked process is a rank."""
+"""Likewise, until forked processes are ranks."""
 END_S = 1.0
 
 
@@ -89,7 +90,12 @@ class WarmProcess:
                 ours.close()
                 raise
         self._socket = ours
+        self._asked: list[list[socket.socket]] = []
+        """What has not been answered: sockets of processes that are to be forked; none: whether it is still of use."""
         self._waiting: list[tuple[ForkedProcess, socket.socket]] = []
+        self._told: list[tuple[ForkedProcess, socket.socket]] = []
+        self.checked_s = -math.inf
+        """When it was last asked whether it is still of use, of those times when it was."""
         with suppress(OSError):
             ours.send(json.dumps(asked).encode())
 
@@ -102,40 +108,73 @@ class WarmProcess:
         """Readable when it has answered, or ended."""
         return self._socket.fileno()
 
+    @property
+    def is_busy(self) -> bool:
+        """It has not answered yet."""
+        return bool(self._asked)
+
+    def waiting(self) -> list[int]:
+        """Processes that it has forked, which wait to be told what they are."""
+        return [process.pid for process, _ in self._waiting]
+
     def read(self) -> dict[str, Any] | None:
-        """Its answer, {} where it has ended, None where there is none yet."""
+        """What it says by itself, {} where it has ended, None where it has said nothing, or has answered."""
         if not _is_readable(self._socket, 0.0):
             return None
         try:
             answer = json.loads(self._socket.recv(MAX_ANSWER_BYTES) or b"{}")
         except (OSError, ValueError):
             return {}
-        return answer if isinstance(answer, dict) else {}
+        if not isinstance(answer, dict):
+            return {}
+        return None if self._asked and self._is_answered(answer) else answer
+
+    def _is_answered(self, answer: dict[str, Any]) -> bool:
+        """Whether it is the answer that comes next."""
+        ours, pids = self._asked[0], answer.get("pids")
+        if ours and isinstance(pids, list) and len(pids) == len(ours):
+            self._waiting += [(ForkedProcess(int(pid), ()), channel) for pid, channel in zip(pids, ours, strict=True)]
+        elif ours or answer.get("same") is not True:
+            return False
+        del self._asked[0]
+        return True
 
     def fork(self, count: int) -> None:
-        """Have so many processes forked, which wait to be told what they are. Raises WarmError."""
+        """Ask for so many processes, which wait to be told what they are. Raises WarmError."""
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
-        pids: list[int] = []
         try:
-            request = json.dumps({"launcher": os.getpid()}).encode()
+            request = json.dumps({"fork": os.getpid()}).encode()
             socket.send_fds(self._socket, [request], [theirs.fileno() for _, theirs in pairs])
-            if not _is_readable(self._socket, FORK_S):
-                raise WarmError("it does not answer")
-            answer = self.read() or {}
-            pids = answer.get("pids", [])
-            if len(pids) != count:
-                raise WarmError(str(answer.get("useless", "it has ended")))
         except OSError as error:
+            for ours, _ in pairs:
+                ours.close()
             raise WarmError(str(error)) from error
         finally:
-            for ours, theirs in pairs:
+            for _, theirs in pairs:
                 theirs.close()
-                if len(pids) != count:
-                    ours.close()
-        self._waiting = [(ForkedProcess(pid, ()), ours) for pid, (ours, _) in zip(pids, pairs, strict=True)]
+        self._asked.append([ours for ours, _ in pairs])
+
+    def check(self) -> None:
+        """Ask whether what it has imported is still what is installed. Raises WarmError."""
+        try:
+            self._socket.send(b'{"check": true}')
+        except OSError as error:
+            raise WarmError(str(error)) from error
+        self._asked.append([])
+        self.checked_s = time.monotonic()
+
+    def settle(self) -> None:
+        """Wait until it has answered all. Raises WarmError."""
+        deadline_s = time.monotonic() + FORK_S
+        while self._asked:
+            if not _is_readable(self._socket, max(0.0, deadline_s - time.monotonic())):
+                raise WarmError("it does not answer")
+            answer = self.read()
+            if answer is not None:
+                raise WarmError(str(answer.get("useless", "it has ended")))
 
     def claim(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> ForkedProcess:
-        """Have one of those that wait be a rank. Raises WarmError."""
+        """Have one of those that wait be a rank; `find_refused` says whether it is one. Raises WarmError."""
         if not self._waiting:
             raise WarmError("nobody waits")
         process, channel = self._waiting.pop(0)
@@ -143,31 +182,55 @@ class WarmProcess:
         umask = os.umask(0o077)
         os.umask(umask)
         message = {"command": list(command), "environment": dict(environment), "umask": umask}
-        with channel:
-            try:
-                socket.send_fds(channel, [json.dumps(message).encode()], list(streams))
-                text = channel.recv(MAX_ANSWER_BYTES) if _is_readable(channel, BEGIN_S) else b""
-                answer = json.loads(text) if text else {"no": "it has ended"}
-            except (OSError, ValueError) as error:
-                answer = {"no": str(error)}
-        if answer:
-            process.kill()
-            process.wait()
-            raise WarmError(str(answer.get("no", answer)))
+        try:
+            socket.send_fds(channel, [json.dumps(message).encode()], list(streams))
+        except OSError as error:
+            self._end([(process, channel)])
+            raise WarmError(str(error)) from error
+        self._told.append((process, channel))
         return process
 
+    def find_refused(self) -> dict[int, str]:
+        """Per process that was told to be a rank, and is none within BEGIN_S: why. It is ended."""
+        told, self._told = self._told, []
+        deadline_s, found = time.monotonic() + BEGIN_S, {}
+        for process, channel in told:
+            try:
+                is_there = _is_readable(channel, max(0.0, deadline_s - time.monotonic()))
+                answer = json.loads(channel.recv(MAX_ANSWER_BYTES) or b"[]") if is_there else None
+            except (OSError, ValueError) as error:
+                answer = {"no": str(error)}
+            if answer == {}:
+                channel.close()
+                continue
+            found[process.pid] = str(answer["no"]) if isinstance(answer, dict) and "no" in answer else "it has ended"
+            self._end([(process, channel)])
+        return found
+
+    def forget_told(self) -> None:
+        """Of an earlier attempt, which did not come about."""
+        told, self._told = self._told, []
+        for _, channel in told:
+            channel.close()
+
     def dismiss(self) -> None:
-        """End those that wait and were not taken."""
+        """End those that wait."""
         waiting, self._waiting = self._waiting, []
-        for process, channel in waiting:
+        self._end(waiting)
+
+    def _end(self, processes: list[tuple[ForkedProcess, socket.socket]]) -> None:
+        for process, channel in processes:
             channel.close()
             process.kill()
+        for process, _ in processes:
             process.wait()
 
     def close(self) -> None:
         """End it, and those that wait."""
-        self.dismiss()
         self._socket.close()
+        for channel in (channel for channels in self._asked for channel in channels):
+            channel.close()
+        self.dismiss()
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)

@@ -5,6 +5,7 @@ Whatever goes wrong here is written to the log once, and ranks are started as ev
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -25,6 +26,10 @@ TRIAL_S = 20.0
 """A rank that fails within so long after it was forked may have failed for that."""
 LOOK_EVERY_S = 5.0
 """At the memory that is left."""
+SETTLED_S = 1.0
+"""After an attempt's beginning, the next one's ranks are forked: not while these import what they import."""
+CHECKED_S = 1.0
+"""For so long it stands that installed modules are what they were."""
 LEFT_OUT_FILE = "imports-left-out.json"
 REFUSED_FILE = "warm-refused"
 """A rank that has begun anew, cold, says why."""
@@ -43,6 +48,8 @@ class WarmRanks:
     """A rank's, without what makes it resume."""
     sockets: Path
     free_bytes: int
+    count: int
+    """Ranks on this node."""
     log: Log
     process: WarmProcess | None = None
     is_ready: bool = False
@@ -54,6 +61,10 @@ class WarmRanks:
     _looked_s: float = 0.0
     _began: dict[int, float] = field(default_factory=dict)
     """Per pid of a rank that was forked, when."""
+    _begun_s: float = -math.inf
+    """The last attempt."""
+    _source: WarmProcess | None = None
+    """Where that one's ranks come from."""
 
     def note_environment(self, environment: Mapping[str, str], own: Mapping[str, object]) -> None:
         """What an attempt's ranks are started with. own: what is theirs alone."""
@@ -70,26 +81,59 @@ class WarmRanks:
                 self._start()
         elif (answer := self.process.read()) is not None:
             self._note(answer)
+        elif is_training and self.is_ready and now_s - self._begun_s > SETTLED_S:
+            self._fork_ahead()
 
     def fileno(self) -> int | None:
         """Readable when there is an answer."""
         return None if self.process is None else self.process.fileno()
 
     def pids(self) -> set[int]:
-        """The process, which is no part of training."""
-        return set() if self.process is None else {self.process.pid}
+        """The process, and those that it has forked, which are no part of training."""
+        return set() if self.process is None else {self.process.pid, *self.process.waiting()}
 
-    def begin(self, count: int) -> bool:
-        """Have an attempt's ranks forked, to be taken one after the other. False: they are to be started as ever."""
-        self._began = {}
-        if self.process is None or not self.is_ready or self._read_refusal():
+    def settle(self) -> None:
+        """Wait until all that it has forked are known: before what is not known is ended."""
+        if self.process is not None and self.process.is_busy:
+            try:
+                self.process.settle()
+            except WarmError as error:
+                self.give_up(str(error))
+
+    def prepare(self) -> None:
+        """An attempt is about to be ended, so that another one can begin: what that needs can be done meanwhile."""
+        if self.process is None or not self.is_ready:
+            return
+        self._fork_ahead()
+        if self.process is not None and time.monotonic() - self.process.checked_s > CHECKED_S:
+            with suppress(WarmError):  # begin() will meet it, too.
+                self.process.check()
+
+    def begin(self) -> bool:
+        """Have an attempt's ranks ready, to be taken one after the other. False: they are to be started as ever."""
+        self._began, self._begun_s, self._source = {}, time.monotonic(), None
+        if self._read_refusal():
             return False
+        self.prepare()
+        self.settle()
+        self._fork_ahead()
+        self.settle()
+        if self.process is None or not self.is_ready:
+            return False
+        self._source = self.process
+        self._source.forget_told()
+        return True
+
+    def _fork_ahead(self) -> None:
+        """Fork what is lacking of an attempt's ranks, unless that has been asked for."""
+        if self.process is None or not self.is_ready or self.process.is_busy:
+            return
+        if (lacking := self.count - len(self.process.waiting())) <= 0:
+            return
         try:
-            self.process.fork(count)
+            self.process.fork(lacking)
         except WarmError as error:
             self.give_up(str(error))
-            return False
-        return True
 
     def claim(
         self, command: Sequence[str], environment: Mapping[str, str], stdout: Any, stderr: Any
@@ -106,12 +150,15 @@ class WarmRanks:
         self._began[process.pid] = time.monotonic()
         return process
 
-    def finish(self) -> None:
-        """The attempt has been started."""
-        if self.process is not None:
-            self.process.dismiss()
+    def find_refused(self) -> set[int]:
+        """Of an attempt's processes those that are no ranks after all, and have been ended."""
+        refused = self._source.find_refused() if self._source is not None else {}
+        for pid, why in refused.items():
+            self._began.pop(pid, None)
+            self.give_up(why)
         if self._began:
             self.log.write("warm_ranks_started", pids=list(self._began))
+        return set(refused)
 
     def note_exit(self, pid: int, exitcode: int) -> None:
         """A rank has ended by itself."""

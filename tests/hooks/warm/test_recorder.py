@@ -66,6 +66,7 @@ atexit._clear()
 GIVEN = """
 filters = list(warnings.filters)
 stash.hide()
+stash.begin()
 told["hidden"] = [name for name in ("plain", "package.part", "json", "logging") if name in sys.modules]
 import logging.config
 logging.config.dictConfig({"version": 1})

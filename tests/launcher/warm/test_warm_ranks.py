@@ -36,7 +36,7 @@ def make(folder: Path, code: str = "", free_bytes: int = 0) -> tuple[WarmRanks, 
     """Ranks whose warm process is a Python that runs this code."""
     (folder / "imports.json").touch()
     lines = Lines()
-    ranks = WarmRanks([sys.executable, "-c", code], folder, free_bytes, cast("Log", lines))
+    ranks = WarmRanks([sys.executable, "-c", code], folder, free_bytes, 2, cast("Log", lines))
     ranks.note_environment(os.environ, {})
     return ranks, lines
 
@@ -55,7 +55,7 @@ def turn_until_over(ranks: WarmRanks) -> None:
         return ranks.is_over
 
     wait_until(turn, 30, "it to be given up")
-    assert ranks.pids() == set() and not ranks.begin(2)
+    assert ranks.pids() == set() and not ranks.begin()
 
 
 def test_one_that_ends_at_once_is_given_up_with_a_word(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_one_that_does_not_fork_is_given_up(tmp_path: Path) -> None:
         return ranks.is_ready
 
     wait_until(is_ready, 30, "it to be ready")
-    assert not ranks.begin(2) and ranks.is_over
+    assert not ranks.begin() and ranks.is_over
     assert lines.reasons() == ["it has ended"]
 
 
