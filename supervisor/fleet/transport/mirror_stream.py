@@ -212,7 +212,7 @@ class MirrorSender(Generic[Copy]):
         self._place, self._keys, self._server_key = place, keys, server_key
         self._due, self._done, self._bytes_per_s = due, done, bytes_per_s
         self._end = threading.Event()
-        self._decoder = msgspec.msgpack.Decoder(Reply)
+        self._decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(known_type(Reply))
         self._thread = threading.Thread(target=self._run, name="guardrun-mirror-out", daemon=True)
         self._thread.start()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import threading
@@ -216,6 +217,10 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Run]:
     made = Run(monkeypatch, tmp_path)
     yield made
     made.begin()
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":  # of a loader's workers: it closes its pipe, and nobody waits for it
+            thread.join(20)
 
 
 def undisturbed(run: Run, make: Make, **more: Any) -> dict[int, tuple[int, list[int]]]:

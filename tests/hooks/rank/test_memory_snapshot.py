@@ -302,8 +302,8 @@ def test_descriptors_that_the_script_has_closed_are_not_written_to(keeping: Keep
     ("lower", "is_kept"), [("not yet", False), ("has one", False), ("has none", True), ("never calls", True)]
 )
 def test_replicas_keep_one_copy(lower: str, is_kept: bool, rank: Rank, tmp_path: Path) -> None:
-    """That of the lowest rank which calls with a state: rank 1 looks at rank 0's board."""
-    rank.global_rank = 1
+    """That of the lowest rank of a node which calls with a state: rank 1 looks at rank 0's board."""
+    rank.global_rank = rank.local_rank = 1
     keeping = Keeping(rank, tmp_path)
     board = memoryview(bytearray(SIZE_BYTES)).cast("q")
     board[Field.SNAPSHOT_INDEX] = 5 if lower in ("has one", "has none") else 0
@@ -317,6 +317,18 @@ def test_replicas_keep_one_copy(lower: str, is_kept: bool, rank: Rank, tmp_path:
     assert (last.record.at, last.record.holds) == (2, is_kept)
     assert last.record.path.endswith("/out/step_2.pt"), "so that others' paths can be compared"
     keeping.close()
+
+
+@pytest.mark.parametrize(("node", "is_kept"), [(1, True), (2, False)])
+def test_two_nodes_keep_a_copy(node: int, is_kept: bool, rank: Rank, tmp_path: Path) -> None:
+    rank.global_rank = rank.group_rank = node
+    keeping = Keeping(rank, tmp_path)
+    for step in (1, 2):
+        keeping.take({"a": 1}, step)
+        keeping.grant()
+    [*_, last] = keeping.copies()
+    keeping.close()
+    assert (last.record.at, last.record.holds) == (2, is_kept)
 
 
 def test_outside_guardrun_and_in_children_it_does_nothing(keeping: Keeping, monkeypatch: pytest.MonkeyPatch) -> None:
