@@ -87,8 +87,10 @@ class Snapshots:
         why_not: why it may not be. Nothing of the attempt is alive. On the chooser's thread; may block as disks do. The
         chooser knows of it then.
         """
-        if not self.has_any or why_not:
-            return SnapshotWritten(why=why_not) if self.has_any else None
+        if not self.has_any:
+            return None
+        if why_not:
+            return SnapshotWritten(why=why_not)
         chooser, clock = self._context.chooser, self._node.clock
         past_step = chooser.steps_done(choice.checkpoint) if choice.checkpoint is not None else 0
         write = self._write if self.others is None else self.others.write_newest
@@ -189,11 +191,13 @@ class NodeSnapshots:
 
     def sample(self) -> None:
         """Once a second while ranks train: say what may be needed once this node is gone, each time there is more."""
+        if self._every <= 0:
+            return
         attempt = self._node.ingest.attempt
         firsts, idle = read_boards(self._node.sampler.boards)
         idle = {number: steps for number, steps in idle.items() if steps > IDLE_INTERVALS * self._every}
         told = (attempt, sorted(firsts), sorted(idle))
-        if told != self._told and (firsts or idle) and self._every > 0:
+        if told != self._told and (firsts or idle):
             self._told = told
             self._answer(SnapshotAnswer(ask=0, attempt=attempt, firsts=firsts, idle=idle))
 

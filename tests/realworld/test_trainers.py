@@ -20,8 +20,8 @@ import pytest
 
 from tests.realworld import huggingface as hf
 from tests.realworld import lightning_trainer as lit
-from tests.realworld.training import SCRIPTS, WAIT_S, check_killed_once, forked_by, kill_once, start, trainers_imported
-from tests.support.forkserver.client import Server
+from tests.realworld.training import SCRIPTS, WAIT_S, check_killed_once, kill_once, start, trainers_imported
+from tests.support.forkserver.client import Server, forked_by
 from tests.support.guardrun_run import Finished, GuardrunStarter
 from tests.support.waiting import wait_until
 

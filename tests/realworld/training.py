@@ -5,13 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 from tests.support.forkserver import client
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
@@ -21,7 +17,7 @@ from tests.support.waiting import wait_until
 SCRIPTS = Path(__file__).with_name("scripts")
 SERVER = Path(__file__).with_name("trainers_server.py")
 
-ENVIRONMENT: dict[str, str | None] = {
+ENVIRONMENT: dict[str, str] = {
     "HF_HUB_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -82,28 +78,11 @@ def trainers_imported(hf_home: Path) -> Iterator[client.Server]:
 
     hf_home: of all that is forked there; the libraries read it when they are imported.
     """
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, str(SERVER), str(theirs.fileno())],
-            env={**client.server_environment(), **ENVIRONMENT, "HF_HOME": str(hf_home)},
-            cwd="/",
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[theirs.fileno()],
-        )
-    server = client.Server(ours, process)
+    server = client.Server.start(SERVER, {**ENVIRONMENT, "HF_HOME": str(hf_home)})
     try:
         yield server
     finally:
         server.close()
-
-
-@contextlib.contextmanager
-def forked_by(server: client.Server | None) -> Iterator[None]:
-    """What is started meanwhile, and can be forked, is forked there; None: as ever."""
-    with mock.patch.dict(client._servers, {os.getpid(): server}) if server else contextlib.nullcontext():
-        yield
 
 
 def start(
@@ -117,7 +96,7 @@ def start(
 
     flags: guardrun's; server: of trainers_imported. Without one, each rank imports the trainer from its files.
     """
-    with forked_by(server):
+    with client.forked_by(server) if server is not None else contextlib.nullcontext():
         return starter.start(
             ["--nproc_per_node=2", *(flags or []), KEEP_GROUP, *script],
             config=config,

@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,21 @@ def executed() -> Iterator[None]:
 
 
 @contextmanager
+def forked_by(server: Server) -> Iterator[None]:
+    """What is started meanwhile, and can be forked, is forked by this server, not by this process's own."""
+    pid = os.getpid()
+    before = _servers.get(pid)
+    _servers[pid] = server
+    try:
+        yield
+    finally:
+        if before is None:
+            del _servers[pid]
+        else:
+            _servers[pid] = before
+
+
+@contextmanager
 def namespaces_of(pid: int) -> Iterator[None]:
     """What is forked meanwhile has that process's network, hostname and mounts."""
     global _namespaces_of
@@ -149,13 +164,13 @@ class Server:
         atexit.register(self.close)
 
     @classmethod
-    def start(cls) -> Server:
-        """One that imports everything itself."""
+    def start(cls, program: Path | None = None, more: Mapping[str, str] | None = None) -> Server:
+        """One that imports everything itself. program: None: SERVER. more: variables beside the usual ones."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, str(SERVER), str(theirs.fileno())],
-                env=server_environment(),
+                [sys.executable, str(program or SERVER), str(theirs.fileno())],
+                env={**server_environment(), **(more or {})},
                 cwd="/",
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
