@@ -203,6 +203,7 @@ class MemorySnapshots:
         flags = (HOLDS if value is not None else 0) | (SHARDED if is_sharded else 0)
         if value is not None and not rank.words[Field.SNAPSHOT_WANTED]:
             rank.words[Field.SNAPSHOT_WANTED] = 1  # before it is seen that this rank has called: others look at both
+        is_first = not self._fds
         self._open()
         is_counted = bool(rank.words[Field.STEP])
         record = Record(self._generation + 1, at, is_counted, step, 0, 0, flags, 0, filled)
@@ -211,6 +212,8 @@ class MemorySnapshots:
             rank.words[Field.SNAPSHOT_FIRST], rank.words[Field.SNAPSHOT_NAMED] = at, sum_of(record)
         if value is None:
             self._write_record(record, 1 - self._newest)
+            if is_first:
+                self._ask_at_once()  # its record is wanted, too, to see that ranks name the same path
         else:
             self._copy(value, tensors, record)
 
@@ -242,11 +245,15 @@ class MemorySnapshots:
             self._release()
         elif not file.is_whole:
             words[Field.SNAPSHOT_WANTED] = SLOTS * (file.size_bytes + file.size_bytes // 64 + SLACK_BYTES)
-            self._rank.note(TOPIC, "")  # heard at once, rather than within a second
+            self._ask_at_once()
         elif versions != [_version(tensor) for tensor in tensors]:
             raise _RefusedError("something has changed it meanwhile")
         else:
             self._write_record(record._replace(size_bytes=file.size_bytes, crc=file.crc), slot)
+
+    def _ask_at_once(self) -> None:
+        """Have the supervisor open the memory and grant it at once, rather than within a second."""
+        self._rank.note(TOPIC, "")
 
     def _write_record(self, record: Record, slot: int) -> None:
         index = self._fds[0][0]

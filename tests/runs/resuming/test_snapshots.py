@@ -35,12 +35,14 @@ def test_two_intervals_are_lost_at_most_whoever_is_killed(how: str, kills: str, 
         assert snapshot["step"] == first - 1 == incident["resumed_from"]["step"]
         assert snapshot["path"] == incident["resumed_from"]["path"]
         assert snapshot["files"] == (2 if how == "shards" else 1)
+    steps: set[str] = set()
     for rank in (0, 1):
         losses: dict[str, str] = {}
         for attempt in range(len(planned) + 1):
             for step, loss in taken[attempt, rank].items():
                 assert losses.setdefault(step, loss) == loss, (rank, attempt, step)
-        assert len(losses) == STEPS
+        steps |= losses.keys()  # one may have kept a step whose line the other had no time to write
+    assert len(steps) == STEPS
     lines = [line for line in own_lines(finished) if re.match(r"wrote the snapshot of step \d+ from memory in ", line)]
     assert len(lines) == len(planned)
     assert [path for path in (edge.folder / "out").iterdir() if path.name.startswith(".")] == []
