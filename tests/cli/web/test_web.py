@@ -19,6 +19,7 @@ import pytest
 
 from tests.cli.web.conftest import HEALTHY, HOSTILE, HUNG, MANY, OVER, Served
 from tests.report.browser import Browser
+from tests.support.neighbours import NEIGHBOUR, make_passable, python_as
 from tests.support.waiting import wait_until
 from tests.support.web_client import COMMAND, ENDED, WebClient, environment
 
@@ -66,6 +67,24 @@ def test_the_token_is_for_its_user_alone(served: Served) -> None:
     file = served.web.token_file
     assert file.read_text().strip() == served.web.token
     assert stat.S_IMODE(file.stat().st_mode) == 0o600 and stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+@pytest.mark.real("root")
+def test_another_user_of_the_machine_reaches_the_port_and_not_the_token(served: Served, tmp_path: Path) -> None:
+    file = served.web.token_file
+    make_passable(file.parent.parent)  # what is on the way there is none of guardrun's
+    code = f"""
+try: open({str(file)!r}); print('read')
+except PermissionError: print('kept')
+asked = http.client.HTTPConnection('127.0.0.1', {served.web.port}, timeout=30)
+for method, path in {[*(("GET", path) for path in READ), *(("POST", path) for path in ACT)]!r}:
+    asked.request(method, path, b'{{}}')
+    got = asked.getresponse()
+    print(got.status)
+    got.read()
+"""
+    done = python_as(NEIGHBOUR, code, preload="import http.client, encodings.idna", cwd=make_passable(tmp_path))
+    assert done.stdout.split() == ["kept", *["403"] * len(READ + ACT)], done
 
 
 def test_it_listens_on_loopback_alone(served: Served) -> None:
