@@ -322,6 +322,11 @@ class Daemon:
         A node that joined before would be told that its ranks are nobody's: to stop them.
         """
         early, self._early = self._early or (), None
+        table = self.node.run_file.config.get("checkpoint", {})
+        if self.fleet is None and table.get("mirror") is True and not isinstance(event, ev.SupervisorRestarted):
+            self.node.terminal.print_line(
+                "[checkpoint] mirror = true does nothing here: one node has no next one", "warn"
+            )
         self.feed(event)
         for one in early:
             self.feed(one)

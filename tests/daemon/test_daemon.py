@@ -51,6 +51,12 @@ def daemon_of(folder: Path, **changes: Any) -> Iterator[Daemon]:
         yield daemon
 
 
+def heads_file(folder: Path) -> FleetFile:
+    return FleetFile(
+        is_head=True, slot=0, join_file=str(folder / "join"), plan=PLAN, key="job", address="127.0.0.1", work="w"
+    )
+
+
 def told(folder: Path) -> list[str]:
     return [type(line.event).__name__ for line in read_lines(folder) if line is not None]
 
@@ -102,6 +108,16 @@ def test_a_new_run_hears_what_came_before_its_launcher(tmp_path: Path) -> None:
         assert daemon.feed(EARLY)
         daemon.greeted(HELLO)
     assert told(tmp_path) == ["RunOpened", "HistoryLoaded"]
+
+
+@pytest.mark.parametrize(("mirror", "nodes"), [(True, 1), (False, 1), (True, 2)])
+def test_mirrors_on_one_node_are_told_to_do_nothing(
+    tmp_path: Path, mirror: bool, nodes: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = {"node": {"state_dir": str(tmp_path / "state")}, "checkpoint": {"mirror": mirror}}
+    with daemon_of(tmp_path, config=config, fleet=heads_file(tmp_path) if nodes > 1 else None) as daemon:
+        daemon.greeted(HELLO)
+    assert ("mirror = true does nothing here" in capfd.readouterr().err) == (mirror and nodes == 1)
 
 
 def test_a_supervisor_that_is_started_again_is_not_held_up_for_long(
@@ -203,10 +219,7 @@ def silent(daemon: Daemon) -> list[str]:
 @contextmanager
 def head_of(folder: Path) -> Iterator[tuple[Daemon, Callable[[Callable[[], bool]], None]]]:
     """A head, without its loop, that another node joins; and what lets both talk until something is so."""
-    fleet = FleetFile(
-        is_head=True, slot=0, join_file=str(folder / "join"), plan=PLAN, key="job", address="127.0.0.1", work="w"
-    )
-    with daemon_of(folder, fleet=fleet, clock_base_s=10.0) as daemon:
+    with daemon_of(folder, fleet=heads_file(folder), clock_base_s=10.0) as daemon:
         poller = zmq.Poller()
         daemon.register(poller)
         join = msgspec.json.decode((folder / "join").read_bytes(), type=JoinFile)
@@ -235,10 +248,7 @@ def head_of(folder: Path) -> Iterator[tuple[Daemon, Callable[[Callable[[], bool]
 def test_ranks_of_a_node_that_joins_before_the_launcher_does_are_left_alone(tmp_path: Path, seen: Phase) -> None:
     """A head's supervisor is started again; another node's is quicker to join than its own launcher is to greet."""
     record_fleet(tmp_path, is_started=seen is Phase.RUNNING)
-    fleet = FleetFile(
-        is_head=True, slot=0, join_file=str(tmp_path / "join"), plan=PLAN, key="job", address="127.0.0.1", work="w"
-    )
-    with daemon_of(tmp_path, fleet=fleet, clock_base_s=10.0) as daemon:
+    with daemon_of(tmp_path, fleet=heads_file(tmp_path), clock_base_s=10.0) as daemon:
         assert daemon.engine.state.phase is seen
         poller = zmq.Poller()
         daemon.register(poller)
