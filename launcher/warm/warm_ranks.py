@@ -15,10 +15,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from guardrun.hooks.beat.imports_report import FILE
 from guardrun.launcher.base.terminal_lines import Log
 from guardrun.launcher.warm.warm_process import ForkedProcess, WarmError, WarmProcess
 from guardrun.supervisor.collect.host.memory_limits import MemoryLimits
+from guardrun.supervisor.wire.warm_state import WARM_FILE, WarmState
 
 TRIES = 4
 """Processes that are started until one has imported nothing that it must not."""
@@ -169,6 +172,7 @@ class WarmRanks:
     def give_up(self, why: str) -> None:
         """From now on all ranks are started as ever."""
         if not self.is_over:
+            self._show(WarmState(state="given up", why=why))
             self.log.write("warm_given_up", why=why)
         self.is_over = True
         self.close()
@@ -188,17 +192,25 @@ class WarmRanks:
             self.give_up(str(error))
             return
         self.log.write("warm_started", pid=self.process.pid)
+        self._show(WarmState(state="importing"))
 
     def _note(self, answer: dict[str, Any]) -> None:
         if ready := answer.get("ready"):
             self.is_ready = True
             memory_mb = ready.pop("memory_bytes", 0) >> 20
+            self._show(WarmState(state="ready", memory_mb=memory_mb, modules=int(ready.get("modules", 0))))
             self.log.write("warm_ready", memory_mb=memory_mb, **ready)
         elif answer.get("again") and self._tries < TRIES:
             self.log.write("warm_leaves_out", modules=answer["again"], why=answer.get("why"))
             self.close()
         else:
             self.give_up(str(answer.get("useless") or answer.get("why") or "the warm process has ended"))
+
+    def _show(self, state: WarmState) -> None:
+        path = self.sockets / WARM_FILE
+        with suppress(OSError):  # the disk is full: nobody hears of it
+            path.with_suffix(".new").write_bytes(msgspec.json.encode(state))
+            path.with_suffix(".new").replace(path)
 
     def _read_refusal(self) -> str:
         with suppress(OSError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from math import isfinite
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -26,6 +27,7 @@ from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.save_agreement import read_counts
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.control_messages import RankRow
+from guardrun.supervisor.wire.warm_state import read_warm_state
 
 if TYPE_CHECKING:
     from guardrun.supervisor.fleet.coordinator.coordinator import Coordinator
@@ -128,6 +130,7 @@ class Answers:
                 *(self._rank_elsewhere(number, now_s) for number in others),
             ],
             "nodes": self._nodes(now_s),
+            "warm": self._warm(),
             "incidents": [
                 {"id": i.id, "kind": i.kind, "cause": i.cause, "summary": i.summary, "action": i.action}
                 for i in state.incidents.values()
@@ -147,6 +150,13 @@ class Answers:
             ],
         }
         return data
+
+    def _warm(self) -> dict[str, Any] | None:
+        """This node's."""
+        if not self._node.run_file.config.get("launcher", {}).get("warm"):
+            return None
+        state = read_warm_state(Path(self._node.run_file.socket_dir))
+        return {"state": "not begun"} if state is None else msgspec.to_builtins(state)
 
     def _state_word(self) -> str:
         state = self._context.engine.state

@@ -43,6 +43,17 @@ def test_shares_of_time_and_what_hooks_say(ctl: Ctl, live: FakeSupervisor) -> No
         assert part in out, part
 
 
+def test_the_warm_process_has_a_line(ctl: Ctl, live: FakeSupervisor) -> None:
+    assert "warm" not in ctl("status")
+    for warm, words in (
+        ({"state": "not begun"}, "warm ranks: not begun\n"),
+        ({"state": "ready", "modules": 811, "memory_mb": 342}, "warm ranks: ready, 811 modules, 342 MB\n"),
+        ({"state": "given up", "why": "it has ended"}, "warm ranks: given up, it has ended\n"),
+    ):
+        live.answers["status"] = Answer(is_ok=True, data={**STATUS, "warm": warm})
+        assert words in ctl("status")
+
+
 def test_many_ranks_share_rows(ctl: Ctl, live: FakeSupervisor) -> None:
     ranks = [{**STATUS["ranks"][0], "global_rank": rank, "step": 5 if rank == 9 else 6} for rank in range(512)]
     live.answers["status"] = Answer(is_ok=True, data={**STATUS, "ranks": ranks})

@@ -30,13 +30,14 @@ ALLOWED_FDS = ("/dev/null", "/dev/urandom", "/dev/nvidia", "/dev/shm/nvidia")
 
 
 _kept_pids: set[int] = set()
-_kept_fds: set[int] = set()
+_kept_fds: set[tuple[int, str]] = set()
+"""With where it leads: once it is closed, its number is somebody else's."""
 
 
 def keep(pid: int, fd: int) -> None:
     """A process and a descriptor that stay for the life of this process, whichever test came first."""
     _kept_pids.add(pid)
-    _kept_fds.add(fd)
+    _kept_fds.add((fd, os.readlink(f"/proc/self/fd/{fd}")))
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def compare(before: Snapshot, after: Snapshot) -> list[Leak]:
     leaks += [
         Leak("fd", f"descriptor {fd} → {target}")
         for fd, target in after.fds.items()
-        if before.fds.get(fd) != target and fd not in _kept_fds and not target.startswith(ALLOWED_FDS)
+        if before.fds.get(fd) != target and (fd, target) not in _kept_fds and not target.startswith(ALLOWED_FDS)
     ]
     return leaks
 

@@ -129,6 +129,8 @@ def _head(status: dict[str, Any]) -> Text:
     checkpoint = status["checkpoint"]
     if checkpoint:
         text.append(f"\ncheckpoint: step {checkpoint['step']}, {clean(checkpoint['path'])}")
+    if words := _warm_words(status.get("warm")):
+        text.append(f"\n{clean(words)}")
     if summary.get("reason"):
         text.append(f"\n{clean(str(summary['reason']))}")
     for note in _notes(status):
@@ -136,6 +138,16 @@ def _head(status: dict[str, Any]) -> Text:
     if status["source"] != "supervisor":
         text.append(f"\nfrom {clean(status['run_dir'])}: {clean(status['why'])}", "dim")
     return text
+
+
+def _warm_words(warm: dict[str, Any] | None) -> str:
+    """Empty where it is switched off."""
+    if not warm:
+        return ""
+    state = warm.get("state")
+    if state == "ready":
+        return f"warm ranks: ready, {warm.get('modules', 0)} modules, {warm.get('memory_mb', 0)} MB"
+    return f"warm ranks: {state}{', ' if warm.get('why') else ''}{warm.get('why', '')}"
 
 
 def _numbers(ranks: list[dict[str, Any]]) -> str:

@@ -14,6 +14,7 @@ import pytest
 from guardrun.launcher.base.terminal_lines import Log
 from guardrun.launcher.warm.warm_process import ForkedProcess, WarmError, WarmProcess
 from guardrun.launcher.warm.warm_ranks import LEFT_OUT_FILE, TRIES, WarmRanks, takes_warm_ranks
+from guardrun.supervisor.wire.warm_state import WARM_FILE, WarmState, read_warm_state
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.cold
@@ -65,10 +66,18 @@ def test_one_that_ends_at_once_is_given_up_with_a_word(tmp_path: Path) -> None:
     assert lines.reasons() == ["the warm process has ended"]
 
 
+def test_what_is_no_state_of_it_is_none(tmp_path: Path) -> None:
+    assert read_warm_state(tmp_path) is None
+    for data in (b"", b"[]", b'{"state": 3}', b'{"state": "ready", "modules": "' + b"9" * 100_000 + b'"}'):
+        (tmp_path / WARM_FILE).write_bytes(data)
+        assert read_warm_state(tmp_path) is None, data[:40]
+
+
 def test_one_that_says_why_it_is_of_no_use_is_quoted(tmp_path: Path) -> None:
     ranks, lines = make(tmp_path, answering('{"useless": "no reason"}'))
     turn_until_over(ranks)
     assert lines.reasons() == ["no reason"]
+    assert read_warm_state(tmp_path) == WarmState(state="given up", why="no reason")
 
 
 def test_leaving_out_has_an_end(tmp_path: Path) -> None:
@@ -95,6 +104,7 @@ def test_one_that_does_not_fork_is_given_up(tmp_path: Path) -> None:
         return ranks.is_ready
 
     wait_until(is_ready, 30, "it to be ready")
+    assert read_warm_state(tmp_path) == WarmState(state="ready", modules=1)
     assert not ranks.begin() and ranks.is_over
     assert lines.reasons() == ["it has ended"]
 

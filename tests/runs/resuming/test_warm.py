@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.runs.runs import EdgeRuns, Finished, finish, log_of, read_log
+from tests.support import scenes
 from tests.support.forkserver import client
 from tests.support.waiting import wait_until
 
@@ -32,8 +33,10 @@ OURS = ("guardrun.", "msgspec", "decimal", "_decimal")
 class Restarted:
     """A run whose first attempt was killed when there was a warm process."""
 
-    def __init__(self, folder: Path, finished: Finished) -> None:
+    def __init__(self, folder: Path, finished: Finished, status: str) -> None:
+        """status: of guardctl, when there was one."""
         assert finished.returncode == 0 and finished.run_dir is not None, finished
+        self.status = status
         self.log = read_log(finished.run_dir)
         self.answers = {
             (attempt, rank): json.loads((folder / f"answers-{attempt}-{rank}.json").read_text())
@@ -52,8 +55,9 @@ def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarted]:
     try:
         run = runs.start("alike.py", "--lr", "3", config=CONFIG)
         wait_until(lambda: "warm_ready" in log_of(run) or "warm_given_up" in log_of(run), 90, "a warm process")
+        status = scenes.guardctl(runs.folder, "status")
         (runs.folder / "go").touch()
-        yield Restarted(runs.folder, finish(run))
+        yield Restarted(runs.folder, finish(run), status)
     finally:
         client.cold = before
         runs.close()
@@ -75,6 +79,8 @@ def test_ranks_of_the_second_attempt_come_of_it(restarted: Restarted) -> None:
     assert not restarted.of("warm_given_up")
     (ready,) = restarted.of("warm_ready")
     assert ready["modules"] > 900
+    words = f"warm ranks: ready, {ready['modules']} modules, {ready['memory_mb']} MB"
+    assert words in restarted.status.splitlines()
     (second,) = [line for line in restarted.of("attempt_started") if line["attempt"] == 1]
     assert restarted.of("warm_ranks_started")[0]["pids"] == second["pids"]
 
