@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from faults import let_go
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
@@ -90,3 +91,4 @@ for epoch in range(start_epoch, arguments.epochs):
             model(features)
     start = 0
 dist.destroy_process_group()
+let_go()
