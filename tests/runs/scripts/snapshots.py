@@ -17,7 +17,7 @@ from faults import let_go
 from torch.nn.parallel import DistributedDataParallel
 
 from guardrun import hooks
-from guardrun.hooks.rank.rank import active
+from guardrun.hooks.rank.rank import active as hooked
 from guardrun.hooks.wire.board import Field
 
 parser = argparse.ArgumentParser()
@@ -74,7 +74,8 @@ def wait_until_held() -> None:
 
 
 def is_held() -> bool:
-    words = active.words
+    assert hooked is not None
+    words = hooked.words
     if words[Field.SNAPSHOT_GRANTED] < words[Field.SNAPSHOT_WANTED]:
         return False
     mine, launcher = os.fstat(words[Field.SNAPSHOT_INDEX] - 1), Path(f"/proc/{os.getppid()}")
@@ -121,7 +122,7 @@ for step in range(done + 1, arguments.steps + 1):
     steps_file.write(f"{step} {loss.item().hex()}\n")
     steps_file.flush()
     keep(step)  # last: what is resumed from has its line
-    if not has_waited and active.words[Field.SNAPSHOT_INDEX]:
+    if not has_waited and hooked is not None and hooked.words[Field.SNAPSHOT_INDEX]:
         wait_until_held()
         has_waited = True
 Path(f"end-{RANK}").write_text(str([p.sum().item().hex() for p in model.parameters()]))
