@@ -12,7 +12,10 @@ from tests.node.idle_node import Node
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"]) as process:
+    """One that sleeps: while its interpreter still starts, py-spy finds none in it."""
+    command = [sys.executable, "-S", "-c", "import time; print(flush=True); time.sleep(600)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline()
         yield process
         process.kill()
 

@@ -73,9 +73,9 @@ def rank(node: Node, monkeypatch: pytest.MonkeyPatch) -> Rank:
 
 def test_a_rank_that_does_not_take_it_is_asked_no_more(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The GIL is held there: when it is free again, nothing begins."""
-    monkeypatch.setattr(module, "TAKE_S", 0.3)
     node.ask(4)
     assert node.asked(4) == 1
+    monkeypatch.setattr(module, "TAKE_S", 0.3)  # not before: it counts from the question, which a disk may hold up
     answers, missing = node.wait_for_end()
     assert answers == {} and "its hooks have not run for" in missing[4] and "the GIL is held" in missing[4]
     assert node.boards[4][Field.EXAMINE_ASKED] == node.boards[4][Field.EXAMINE_TAKEN] == 0
@@ -139,11 +139,11 @@ def test_a_stopped_rank_is_said_to_be(
 
 
 def test_one_that_took_it_and_never_answers(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ANSWER_S", 0.0)
-    monkeypatch.setattr(module, "TAKE_S", 0.3)
     node.ask(4, seconds=0.0)
     node.asked(4)
     node.take(4, 1)
+    monkeypatch.setattr(module, "ANSWER_S", 0.0)
+    monkeypatch.setattr(module, "TAKE_S", 0.3)
     assert "its hooks" in node.wait_for_end()[1][4]
 
 

@@ -12,6 +12,7 @@ import re
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -74,8 +75,9 @@ def test_sft_goes_on_after_a_rank_was_killed(server: Server, guardrun_starter: G
     done, incident = check_killed_once(run)
     step, jit = incident["resumed_from"]["step"], incident["evidence"]["jit"]
     assert step >= 2 * hf.EVERY and incident["resumed_from"]["path"] == str(hf.checkpoint(out, step))
-    if "why" in jit:  # between a step and the next one, it logs; and right after its own save there is one already
-        assert ("its Trainer " in jit["why"] or "is there already" in jit["why"]) and step % hf.EVERY == 0, jit
+    if "why" in jit:  # between a step and the next one, it logs; and it still saves, or its own save is there already
+        whys = ("its Trainer ", "is there already", "rank 0 is saving by itself")
+        assert any(why in jit["why"] for why in whys) and step % hf.EVERY == 0, jit
     else:
         assert (jit["rank"], jit["step"]) == (0, step), jit
     hf.check_history(hf.checkpoint(out, hf.STEPS))
@@ -110,7 +112,7 @@ def test_a_checkpoint_of_lightning_s_that_is_cut_short_is_passed_over(
         lit.checkpoint(folder, 2 * lit.EVERY),
     )
     run = start(guardrun_starter, lit.FLAGS, lit.CONFIG, server=server)
-    kill_once(run, torn.exists, before=lambda: os.truncate(torn, 5000))
+    kill_once(run, lambda: zipfile.is_zipfile(torn), before=lambda: os.truncate(torn, 5000))
     done, incident = check_killed_once(run)
     assert incident["resumed_from"] == {"path": str(whole), "step": 2 * lit.EVERY}
     assert [skipped["path"] for skipped in incident["evidence"]["skipped_checkpoints"]] == [str(torn)]

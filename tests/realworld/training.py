@@ -40,10 +40,10 @@ def read_rank(pid: int) -> str | None:
 
 
 def find_rank(run: GuardrunRun, rank: int) -> int:
-    """The rank's pid: that of the launcher's own child, not of one of its workers."""
+    """The rank's pid: that of the launcher's own child, not of one of its workers; 0: there is none yet."""
     pids = [one.pid for one in run.alive() if one.ppid == run.pid and read_rank(one.pid) == str(rank)]
-    assert len(pids) == 1, f"rank {rank} is {pids}: {run.alive()}"
-    return pids[0]
+    assert len(pids) <= 1, f"rank {rank} is {pids}: {run.alive()}"
+    return pids[0] if pids else 0
 
 
 def kill_once(run: GuardrunRun, is_time: Callable[[], bool], before: Callable[[], object] = bool) -> None:
@@ -53,8 +53,9 @@ def kill_once(run: GuardrunRun, is_time: Callable[[], bool], before: Callable[[]
         assert run.process.poll() is None, f"ended too soon: {run.result()}"
         return is_time()
 
+    # First: it takes as long as some steps of a training that goes on, which may save the next checkpoint meanwhile.
+    pid = wait_until(lambda: find_rank(run, 1), WAIT_S, "rank 1")
     wait_until(due, WAIT_S, "checkpoints", every_s=0.005)
-    pid = find_rank(run, 1)
     before()
     os.kill(pid, signal.SIGKILL)
 

@@ -73,8 +73,10 @@ def is_traced_and_held(run: GuardrunRun, page: Page) -> None:
     page.shows("2 ranks traced", "Rank 0 on", "Rank 1 on", "module.0")
     page.press("Hold")
     page.shows("held: guardrun watches", "Let go")
-    journal = (run.guard_dir / page.name / "events.jsonl").read_text()
-    assert ", by guardctl web" in journal
+    journal = run.guard_dir / page.name / "events.jsonl"
+    wait_until(
+        lambda: ", by guardctl web" in journal.read_text(), 60.0, "it to be in the journal, which is written apart"
+    )
     page.press("Let go")
     page.shows("no longer held", "Hold")
 

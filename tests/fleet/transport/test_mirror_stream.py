@@ -163,16 +163,16 @@ def test_only_who_was_named_is_let_in(receiver: MirrorReceiver, memory: MirrorMe
         for dealer in dealers:
             dealer.connect(f"tcp://127.0.0.1:{receiver.port}")
             dealer.send(msgspec.msgpack.encode(Begin(0, 1, pack_record(record(1)))))
-        assert dealers[1].poll(5000) and msgspec.msgpack.decode(dealers[1].recv(), type=Reply).why == ""
+        assert dealers[1].poll(60_000) and msgspec.msgpack.decode(dealers[1].recv(), type=Reply).why == ""
         assert not dealers[0].poll(200)
         for nonsense in (b"", b"\xff" * 1000, msgspec.msgpack.encode([1, 2]), b"\x91" * 100_000):
             dealers[1].send(nonsense)
         dealers[1].send(msgspec.msgpack.encode(Begin(0, 1, b"no record")))
-        assert dealers[1].poll(5000) and "no record" in msgspec.msgpack.decode(dealers[1].recv(), type=Reply).why
+        assert dealers[1].poll(60_000) and "no record" in msgspec.msgpack.decode(dealers[1].recv(), type=Reply).why
         dealers[1].send(msgspec.msgpack.encode(Data(b"x")))
         dealers[1].send(msgspec.msgpack.encode(End()))
         for _ in range(2):
-            assert dealers[1].poll(5000) and msgspec.msgpack.decode(dealers[1].recv(), type=Reply).why
+            assert dealers[1].poll(60_000) and msgspec.msgpack.decode(dealers[1].recv(), type=Reply).why
         dealers[1].send(bytes(MAX_FRAME_BYTES + 1))
         assert not dealers[1].poll(200), "it is hung up on"
     finally:

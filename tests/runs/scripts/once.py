@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import signal
+import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from faults import let_go
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
@@ -28,6 +31,7 @@ parser.add_argument("--itself", action="store_true", help="the script skips by i
 parser.add_argument("--unseeded", action="store_true", help="each attempt has an order of its own")
 arguments = parser.parse_args()
 
+TOLD_S = 30.0
 ATTEMPT, RANK = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
 kills = [(number, *map(int, one.split(":"))) for number, one in enumerate(arguments.kills.split(",")) if one]
 workers = [int(one) for one in arguments.workers.split(",")]
@@ -59,6 +63,17 @@ def save() -> str:
     return f"out/step_{step}.pt"
 
 
+def wait_until_told() -> None:
+    """Of this attempt's data by both ranks: what one that is killed has not sent yet nobody hears."""
+    until_s = time.monotonic() + TOLD_S
+    words = re.compile(rb'"type":"data_replayed","attempt":%d,"global_rank":(\d+)' % ATTEMPT)
+    while time.monotonic() < until_s:
+        for journal in Path("guardrun-runs").glob("*/events.jsonl"):
+            if len(set(words.findall(journal.read_bytes()))) == 2:
+                return
+        time.sleep(0.01)
+
+
 if ATTEMPT % 4 == 3:
     hooks.save_with(save)
 log = open(f"trained-{RANK}", "a", buffering=1)  # noqa: SIM115
@@ -84,9 +99,12 @@ for epoch in range(start_epoch, arguments.epochs):
         if step % arguments.save_every == 0 and RANK == 0:
             save()
         if (ATTEMPT, step, RANK) in kills:
+            if ATTEMPT:
+                wait_until_told()
             os.kill(os.getpid(), signal.SIGKILL)
     with torch.no_grad():
         for _, features in check:
             model(features)
     start = 0
 dist.destroy_process_group()
+let_go()
