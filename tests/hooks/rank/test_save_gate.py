@@ -403,8 +403,7 @@ def test_a_moment_that_does_not_come_is_not_waited_for_long(
 
 
 def test_a_moment_that_comes_is_waited_for(training: Training, tmp_path: Path) -> None:
-    training.function = lambda: str(tmp_path)
-    (tmp_path / "part").write_bytes(b"1")
+    training.function = lambda: (tmp_path / "part").write_bytes(b"1") and str(tmp_path)
     save = training.save()
     training.backward()
     assert told(save)["path"] == str(tmp_path)
@@ -529,8 +528,12 @@ def test_whose_job_has_several_nodes_waits_longer_but_not_once_it_is_to_be_stopp
 
 
 def test_who_is_asked_meanwhile_waits_until_it_has_saved(training: Training, tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"1")
-    training.function = lambda: time.sleep(0.3) or tmp_path  # type: ignore[func-returns-value]
+    def function() -> Path:
+        time.sleep(0.3)
+        (tmp_path / "a").write_bytes(b"1")
+        return tmp_path
+
+    training.function = function
     training.backward()
     save = training.save()
     answers: list[dict[str, Any]] = []
