@@ -104,6 +104,8 @@ class Terminal:
         except TimeoutError as error:
             raise AssertionError(f"{error}\n{self.text()}") from None
 
-    def wait_for_end(self, timeout_s: float = 30.0) -> int:
-        """Its exit code."""
-        return self.process.wait(timeout_s)
+    def wait_for_end(self, timeout_s: float = 60.0) -> int:
+        """Its exit code; by then all that it has written is in `written`."""
+        code = self.process.wait(timeout_s)
+        self._reader.join(timeout_s)
+        return code

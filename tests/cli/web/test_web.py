@@ -11,7 +11,9 @@ import socket
 import stat
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from tests.cli.web.conftest import HEALTHY, HOSTILE, HUNG, MANY, OVER, Served
 from tests.report.browser import Browser
 from tests.support.neighbours import NEIGHBOUR, make_passable, python_as
 from tests.support.waiting import wait_until
-from tests.support.web_client import COMMAND, ENDED, WebClient, environment
+from tests.support.web_client import COMMAND, ENDED, Response, WebClient, environment
 
 SCREENSHOTS = "GUARDRUN_SCREENSHOTS"
 READ = [
@@ -202,10 +204,14 @@ def test_what_is_no_order_does_nothing(served: Served, body: bytes) -> None:
 
 def test_what_is_no_request_ends_nothing(served: Served) -> None:
     for said in (b"\0" * 100, b"GET / HTTP/1.1\r\nHost: " + b"a" * 40_000, b"GET / HTTP/9.9\r\n\r\n", b"A\r\n" * 1000):
-        with socket.create_connection(("127.0.0.1", served.web.port), 20) as one:
-            one.sendall(said)
-            one.shutdown(socket.SHUT_WR)
-            answer = one.recv(100)
+        with socket.create_connection(("127.0.0.1", served.web.port), 60) as one:
+            answer = b""
+            with suppress(ConnectionError, BrokenPipeError):  # it may be let go before all has been said
+                one.sendall(said)
+            with suppress(OSError):
+                one.shutdown(socket.SHUT_WR)
+            with suppress(ConnectionError):
+                answer = one.recv(100)
             assert answer == b"" or answer.startswith((b"HTTP/1.1 4", b"HTTP/1.1 5"))
     assert served.web.get("/api/runs").status == 200
 
@@ -258,21 +264,27 @@ def test_curves_are_told_once(served: Served) -> None:
 
 
 def test_what_has_not_changed_is_not_sent_again(served: Served) -> None:
-    first = served.web.get(f"/api/runs/{OVER}")
-    assert first.json()["view"]["outcome"].startswith("gave_up")
-    again = served.web.get(f"/api/runs/{OVER}", if_none_match=first.headers["etag"])
-    assert (again.status, again.body) == (304, b"") and float(again.headers["x-guardrun-now"]) > 1e9
+    def ask_twice() -> Response | None:
+        first = served.web.get(f"/api/runs/{OVER}")
+        assert first.json()["view"]["outcome"].startswith("gave_up")
+        again = served.web.get(f"/api/runs/{OVER}", if_none_match=first.headers["etag"])
+        return again if again.status == 304 else None  # a look that was under way at first has changed its time
+
+    again = wait_until(ask_twice, 60, "the same answer")
+    assert again is not None and again.body == b"" and float(again.headers["x-guardrun-now"]) > 1e9
 
 
 def test_however_many_look_the_supervisor_is_asked_once(served: Served) -> None:
     served.web.get(f"/api/runs/{HEALTHY}")
-    asked = len(verbs(served, HEALTHY))
+    asked, began_s = len(verbs(served, HEALTHY)), time.monotonic()
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(lambda _: served.web.get(f"/api/runs/{HEALTHY}").status, range(48)))
         list(pool.map(lambda _: served.web.post(f"/api/runs/{HEALTHY}/stacks").status, range(16)))
     assert found == [200] * 48
-    told = verbs(served, HEALTHY)[asked:]
-    assert told.count("stacks") <= 1 and told.count("status") <= 3  # it takes seconds at most, one each two of them
+    told, took_s = verbs(served, HEALTHY)[asked:], time.monotonic() - began_s
+    # One each two seconds, and each ten of the list, if a browser shows that; stacks each ten.
+    assert told.count("status") <= 2 + 0.6 * took_s and took_s < 60
+    assert told.count("stacks") <= 1 + took_s / 10
 
 
 def test_orders_go_the_way_of_guardctl(served: Served) -> None:

@@ -1,7 +1,8 @@
 """Trains on the emulated device until a file is there, each rank with a habit of its own. argv: the file, habits.
 
-`leaks`: losses are kept with their graphs, for a plot; `streams`: two by turns, neither of which can use what the other
-has left; `tidy`: an evaluation with larger steps, its outputs kept until it ends, and empty_cache().
+`leaks`: losses are kept with their graphs, for a plot, from when it is first asked for something: however late that is,
+there is some left to see; `streams`: two by turns, neither of which can use what the other has left; `tidy`: an
+evaluation with larger steps, its outputs kept until it ends, and empty_cache().
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from guardrun.hooks.rank import rank as ranks
+from guardrun.hooks.wire.board import Field
 from tests.emu import device as emu
 
 END, HABITS = Path(sys.argv[1]), sys.argv[2:]
@@ -30,6 +33,8 @@ emu.use()
 dist.init_process_group("nccl")
 STREAMS = [torch.Stream("emu"), torch.Stream("emu")]
 habit = HABITS[dist.get_rank()]
+rank = ranks.active
+assert rank is not None
 model = DistributedDataParallel(torch.nn.Linear(1024, 8).to("emu"))
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
 losses, outputs = [], []
@@ -43,7 +48,7 @@ while not is_over.item():
     optimizer.step()
     optimizer.zero_grad()
     emu.synchronize()
-    if habit == "leaks" and len(losses) < MOST_LOSSES:
+    if habit == "leaks" and rank.words[Field.EXAMINE_TAKEN] and len(losses) < MOST_LOSSES:
         losses.append(model.module(x).square().mean())
     elif habit == "streams":
         with STREAMS[number % 2]:

@@ -225,7 +225,7 @@ def test_what_it_prints_is_bounded_and_other_threads_print_as_ever(training: Tra
 class Beats:
     """The hooks' thread, from some moment on: its clock goes faster."""
 
-    def __init__(self, one: Evaluation, rate: float = 20.0) -> None:
+    def __init__(self, one: Evaluation, rate: float = 2.0) -> None:
         self.told: dict[str, Any] | None = None
         self._one, self._rate = one, rate
         self._over = threading.Event()
@@ -256,7 +256,7 @@ class Beats:
 )
 @pytest.mark.usefixtures("no_collections")
 def test_what_does_not_end_is_interrupted(training: Training, code: str) -> None:
-    one = training.ask(code, timeout_s=0.5)
+    one = training.ask(code, timeout_s=1.0 if "begun" in code else 0.1)  # it is to get so far
     one.on_beat(0)
     beats = Beats(one)
     training.step()
@@ -269,7 +269,7 @@ def test_what_does_not_end_is_interrupted(training: Training, code: str) -> None
 
 def test_no_collection_goes_on_once_one_that_an_interruption_has_cut_short_is_over(training: Training) -> None:
     """Where it was raised in the callback at its end, the board would have it go on until the next one."""
-    one = training.ask(f"self.rank.words[{int(Field.GC_SINCE_NS)}] = 7\nwhile True: pass", timeout_s=0.2)
+    one = training.ask(f"self.rank.words[{int(Field.GC_SINCE_NS)}] = 7\nwhile True: pass", timeout_s=0.1)
     one.on_beat(0)
     beats = Beats(one)
     training.step()
@@ -362,17 +362,18 @@ def test_it_is_not_interrupted_where_locks_are_taken_if_that_passes() -> None:
 def test_what_c_code_holds_is_said_and_training_goes_on_when_it_returns(training: Training) -> None:
     one = training.ask("import time\ntime.sleep(2.5)\nwhile True: pass", timeout_s=0.5)
     one.on_beat(0)
-    beats = Beats(one)
+    beats = Beats(one, rate=20.0)
     began = time.monotonic()
     training.step()
-    assert 2.4 < time.monotonic() - began < 10
+    assert 2.4 < time.monotonic() - began < 60
     training.step()
     told = beats.end()
     assert told is not None and (told["outcome"], training.rank.words[Field.STEP]) == ("held", 3)
 
 
 def test_nobody_takes_it_for_a_hang_before_its_time_is_over(training: Training) -> None:
-    one = training.ask("import time\ntime.sleep(0.4)", timeout_s=30)
+    one = training.ask("self.kept['seen'].wait(60)", timeout_s=30)
+    training.kept["seen"] = threading.Event()
     one.on_beat(0)
     progress: list[int] = []
 
@@ -381,6 +382,7 @@ def test_nobody_takes_it_for_a_hang_before_its_time_is_over(training: Training) 
             time.sleep(0.001)
         one.on_beat(one._began_ns + 29 * SECOND)
         progress.append(training.rank.words[Field.PROGRESS_NS] - one._began_ns)
+        training.kept["seen"].set()
 
     thread = threading.Thread(target=beat)
     thread.start()
@@ -443,7 +445,7 @@ def test_a_signals_handler_is_not_interrupted(
     before = signal.signal(signal.SIGTERM, save)
     one = training.ask("import signal\nsignal.raise_signal(15)\nwhile True: pass", timeout_s=0.1)
     one.on_beat(0)
-    beats = Beats(one, rate=2.0)
+    beats = Beats(one)
     try:
         with pytest.raises(Preempted) if raises else nullcontext():
             training.step()
@@ -499,7 +501,7 @@ def test_where_training_stands_it_runs_beside_it(training: Training, capfd: Any)
     told = stand("this one")
     assert told is not None and (told["outcome"], told["where"], told["output"]) == ("done", "beside", "this one\n")
     assert told["result"] == "(False, 7)" and told["why_beside"].startswith("no optimizer's step ended")
-    one = training.ask("while True: pass", wait_s=0, timeout_s=0.5)
+    one = training.ask("while True: pass", wait_s=0, timeout_s=0.1)
     told = Beats(one).end()
     assert told is not None and (told["outcome"], told["where"]) == ("interrupted", "beside")
     one = training.ask("1", wait_s=0, only_at_step=True)

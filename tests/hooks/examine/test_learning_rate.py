@@ -243,9 +243,14 @@ class Job:
 
 @pytest.fixture
 def job(ranks: Callable[..., Rank], monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    monkeypatch.setattr(agreement, "WAIT_S", 2.0)
-    monkeypatch.setattr(module, "WAIT_S", 2.0)
+    wait_for(30.0, monkeypatch)
     yield Job(ranks, monkeypatch)
+
+
+def wait_for(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long ranks wait for each other."""
+    monkeypatch.setattr(agreement, "WAIT_S", seconds)
+    monkeypatch.setattr(module, "WAIT_S", seconds)
 
 
 def test_all_ranks_after_the_same_step(job: Job) -> None:
@@ -254,7 +259,10 @@ def test_all_ranks_after_the_same_step(job: Job) -> None:
     assert job.rates == [0.05, 0.05]
 
 
-def test_a_rank_that_does_not_come_to_the_step_leaves_all_as_they_were(job: Job) -> None:
+def test_a_rank_that_does_not_come_to_the_step_leaves_all_as_they_were(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wait_for(2.0, monkeypatch)
     told = job.run((5, 2))
     assert job.rates == [0.5, 0.5]
     assert told[0] == "not all ranks came to the end of step 3 within 2 s, or one said no"

@@ -51,9 +51,10 @@ def test_one_that_wants_it_is_enough_and_all_have_the_same() -> None:
 
 def test_who_comes_late_gets_what_the_others_have(monkeypatch: pytest.MonkeyPatch) -> None:
     store = make_store()
-    monkeypatch.setattr(agreement, "WAIT_S", 0.1)
     ranks = [Agreement(store.clone(), 3) for _ in range(3)]
-    asked = in_threads(*(lambda rank=rank: rank.ask("a", wants=True) for rank in ranks[:2]))
+    with monkeypatch.context() as patched:
+        patched.setattr(agreement, "WAIT_S", 0.1)
+        asked = in_threads(*(lambda rank=rank: rank.ask("a", wants=True) for rank in ranks[:2]))
     assert asked == [None, None]
     assert ranks[2].ask("a", wants=True) is None
     assert in_threads(*(lambda rank=rank: rank.ask("b", wants=True) for rank in ranks)) == [True] * 3

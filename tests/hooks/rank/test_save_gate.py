@@ -403,8 +403,7 @@ def test_a_moment_that_does_not_come_is_not_waited_for_long(
 
 
 def test_a_moment_that_comes_is_waited_for(training: Training, tmp_path: Path) -> None:
-    training.function = lambda: str(tmp_path)
-    (tmp_path / "part").write_bytes(b"1")
+    training.function = lambda: (tmp_path / "part").write_bytes(b"1") and str(tmp_path)
     save = training.save()
     training.backward()
     assert told(save)["path"] == str(tmp_path)
@@ -441,7 +440,7 @@ def test_one_that_takes_too_long_is_answered_for(training: Training) -> None:
     leave = threading.Event()
     training.function = lambda: leave.wait(20)
     training.backward()
-    save = training.save(until_ns=time.monotonic_ns() + 300_000_000)
+    save = training.save(until_ns=time.monotonic_ns() + 1_500_000_000)
     wait_until(lambda: training.gate.is_shut, 20, "the function to be called")
     assert save.on_beat(save.ends_ns - 1) is None
     assert save.on_beat(save.ends_ns) == {"failed": "its time was over"}
@@ -504,13 +503,13 @@ def test_outside_guardrun_it_does_nothing(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_only_who_has_lost_a_peer_waits_with_its_end(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     waited: list[float] = []
-    monkeypatch.setattr(save_gate, "PEER_WAIT_S", 0.2)
+    monkeypatch.setattr(save_gate, "PEER_WAIT_S", 0.5)
     lost = RuntimeError("[pair.cc:537] gloo: Connection reset by peer")
     for error in (lost, dist.DistBackendError("watchdog"), ValueError("gloo"), RuntimeError("shapes differ")):
         began_s = time.monotonic()
         training.gate.hold(error)
         waited.append(time.monotonic() - began_s)
-    assert min(waited[:2]) >= 0.2 and max(waited[2:]) < 0.1
+    assert min(waited[:2]) >= 0.5 > max(waited[2:])
 
 
 def test_whose_job_has_several_nodes_waits_longer_but_not_once_it_is_to_be_stopped(
@@ -518,19 +517,23 @@ def test_whose_job_has_several_nodes_waits_longer_but_not_once_it_is_to_be_stopp
 ) -> None:
     """A handler of its script's may keep SIGTERM from ending it."""
     monkeypatch.setattr(save_gate, "PEER_WAIT_S", 0.0)
-    training.rank.settings["peer_wait_s"] = 0.2
+    training.rank.settings["peer_wait_s"] = 0.5
     waited: list[float] = []
     for stopping in (0, 1):
         training.rank.words[Field.STOPPING] = stopping
         began_s = time.monotonic()
         training.gate.hold(RuntimeError("gloo: Connection reset by peer"))
         waited.append(time.monotonic() - began_s)
-    assert waited[0] >= 0.2 and waited[1] < 0.1
+    assert waited[0] >= 0.5 > waited[1]
 
 
 def test_who_is_asked_meanwhile_waits_until_it_has_saved(training: Training, tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"1")
-    training.function = lambda: time.sleep(0.3) or tmp_path  # type: ignore[func-returns-value]
+    def function() -> Path:
+        time.sleep(0.3)
+        (tmp_path / "a").write_bytes(b"1")
+        return tmp_path
+
+    training.function = function
     training.backward()
     save = training.save()
     answers: list[dict[str, Any]] = []

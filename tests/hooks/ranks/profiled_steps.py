@@ -156,6 +156,8 @@ def own_in_a_thread() -> None:
     training.step(5)
     thread = threading.Thread(target=work)
     thread.start()
+    while one._recorder.is_on:  # without a step: all twenty could be over before the thread has begun
+        time.sleep(0.001)
     while thread.is_alive():
         training.step()
     assert found == [1], found
