@@ -137,9 +137,9 @@ def test_a_thousand_threads(bare: Bare, ask: Ask) -> None:
     try:
         wait_until(is_named, 60, "a look that reads them all")
     except TimeoutError:
-        # A machine that is busy all the time reads so many stacks in no look: that is said.
-        assert all(said.told.unseen[0].why.startswith("py-spy took longer than") for said in tries)
-        assert all("load_index" not in said.told.summary for said in tries)
+        # A machine that is busy all the time reads so many in no look, which is said, or sees it at work.
+        assert all(one.why.startswith("py-spy took longer than") for said in tries for one in said.told.unseen)
+        assert all("load_index" not in said.told.summary for said in tries if said.told.unseen)
         return
     said = tries[-1]
     assert [culprit.pid for culprit in said.told.culprits] == [pid]

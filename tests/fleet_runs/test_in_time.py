@@ -160,12 +160,13 @@ def test_what_goes_wrong_meanwhile_costs_its_time_and_nothing_else(
             job[name].host.run("umount", str(job.folder / "apart"))
     told = Told(job)
     whys = [one["evidence"]["jit"]["why"] for one in told.incidents if "jit" in one["evidence"]]
-    assert whys == [
+    unseen = f"rank 1 saved {job.folder}/apart/jit_8.pt: {{}} does not see it: it is not there"
+    assert whys[:-1] == [
         f"it was not done within {JIT_S} s",
         "the supervisor was started anew",
         "rank 1: its supervisor was started anew",
-        f"rank 1 saved {job.folder}/apart/jit_8.pt: head does not see it: it is not there",
     ], told.outputs
+    assert whys[-1] in {unseen.format("head"), unseen.format("node1")}, "whichever was the first to answer"
     assert [taken[0] for taken in told.taken] == [1, *[KEPT + 1] * len(SPOILT)]
     assert told.losses == undisturbed
 

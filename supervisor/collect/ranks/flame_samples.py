@@ -105,6 +105,8 @@ class Recording:
                 stacks = count_stacks(file)
         except OSError as error:
             raise ValueError(f"py-spy left no samples: {error.strerror}") from None
+        if not stacks:
+            raise ValueError("py-spy took no sample before the process ended, or before it was stopped")
         told = _WROTE.search(_tail(self._said, _MAX_SAID_BYTES))
         taken, errors = (int(told[1]), int(told[2])) if told else (sum(stacks.values()), 0)
         return Samples(stacks, taken, errors)
