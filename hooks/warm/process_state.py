@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+from time import monotonic, sleep
 
 DEVICES = (
     "/dev/nvidia",
@@ -21,6 +22,9 @@ DEVICES = (
 
 HARMLESS_THREADS = ("jemalloc_bg_thd",)
 """pyarrow's allocator gives memory back in it; in a fork, whoever frees does so."""
+
+ENDING_S = 0.5
+"""For threads that have been joined: the kernel may have them for a while yet."""
 
 
 class Inspector:
@@ -38,9 +42,12 @@ class Inspector:
 
     def judge(self) -> dict[str, str]:
         """Per module, what is left of its doings that no fork may share; by the name "" what is nobody's alone."""
+        until_s = monotonic() + ENDING_S
+        while any(map(self._is_left, read_threads())) and monotonic() < until_s:
+            sleep(0.005)
         found = {}
         for one in (*read_threads(), *read_descriptors().items()):
-            if one not in self._began and not (isinstance(one, str) and is_harmless(one)):
+            if self._is_left(one):
                 what = f"it opens {one[1]}"[:200] if isinstance(one, tuple) else "it starts a thread"
                 found[self._doers.get(one, "")] = what
         if read_children():
@@ -48,6 +55,9 @@ class Inspector:
         if devices := read_mapped_devices():
             found[""] = f"devices are mapped: {', '.join(sorted(devices))[:200]}"
         return found
+
+    def _is_left(self, one: object) -> bool:
+        return one not in self._began and not (isinstance(one, str) and is_harmless(one))
 
 
 def read_threads() -> list[str]:

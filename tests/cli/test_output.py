@@ -116,7 +116,7 @@ def test_where_there_is_no_room_for_the_answer(recorded: Path, tmp_path: Path, a
             stderr=subprocess.PIPE,
             cwd=tmp_path,
             env=environment(),
-            timeout=60,
+            timeout=240,
             check=False,
         )
     assert ended.returncode == 1

@@ -44,7 +44,7 @@ def diagnose(*arguments: str, cwd: Path, env: dict[str, str] | None = None) -> S
     environ = {**clean_environment("", {}), **(env or {})}
     del environ[MARK]
     command = [sys.executable, "-m", "guardrun.supervisor.cli.guardctl", "diagnose", *arguments]
-    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=cwd, env=environ, capture_output=True, text=True, timeout=240, check=False)
     return Said(done.returncode, done.stdout, done.stderr)
 
 
@@ -73,7 +73,7 @@ def faults_of_children(pid: int) -> int:
 
 def ended(process: subprocess.Popen[str]) -> Said:
     """What it said at its end."""
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=240)
     return Said(process.returncode, out, err)
 
 

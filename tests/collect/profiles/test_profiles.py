@@ -338,7 +338,7 @@ reader_process.main()
 
 @pytest.mark.parametrize(("does", "status"), [("while True: pass", -9), ("bytearray(2 << 30)", 1)])
 def test_the_process_has_limits(does: str, status: int) -> None:
-    done = subprocess.run([sys.executable, "-c", LIMITED.format(does)], capture_output=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", LIMITED.format(does)], capture_output=True, timeout=240, check=False)
     assert done.returncode == status
 
 

@@ -89,7 +89,7 @@ def test_a_finite_run_is_bit_for_bit_what_it_is_without_guardrun(trained: Traine
     ranks = [
         subprocess.Popen(command, env=environment(rank, port), stdout=subprocess.PIPE, text=True) for rank in range(2)
     ]
-    plain = [json.loads(rank.communicate(timeout=120)[0])["fine"] for rank in ranks]
+    plain = [json.loads(rank.communicate(timeout=240)[0])["fine"] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     assert trained.fine == plain
     assert len(plain[0]) == len(HELD) + len(SCALED) + 2, "what is reduced by hand, and left alone"
