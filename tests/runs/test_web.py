@@ -56,6 +56,10 @@ class Page:
         button = f"[...document.querySelectorAll('main button')].find(b => b.textContent === '{words}')"
         self.browser.evaluate(f"{button}.click()")
         self.browser.evaluate("document.querySelector('dialog button.main').click()")
+        # It stays until the order is answered; the next one would be given in it.
+        wait_until(
+            lambda: self.browser.evaluate("document.querySelector('dialog') === null"), 60.0, f"{words!r} answered"
+        )
 
 
 def trains(page: Page) -> None:
