@@ -102,9 +102,9 @@ def hangs(run: GuardrunRun, page: Page) -> None:
 
 def loses_its_supervisor(run: GuardrunRun, page: Page) -> None:
     """The launcher starts another; the page goes on with that."""
-    [before] = run.find("guardrund")
+    [before] = run.supervisors()
     os.kill(before.pid, signal.SIGKILL)
-    wait_until(lambda: [one for one in run.find("guardrund") if one.pid != before.pid], 60.0, "another supervisor")
+    wait_until(lambda: [one for one in run.supervisors() if one.pid != before.pid], 60.0, "another supervisor")
     page.go("/log")
     page.shows("live", "the supervisor was started again")
 
