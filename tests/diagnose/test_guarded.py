@@ -97,7 +97,7 @@ def killed(job: Commanded) -> None:
     run_dir = job.run.run_dir
     assert run_dir is not None
     ranks = [job.pid_of(0), job.pid_of(1)]
-    [supervisor] = job.run.find("guardrund")
+    [supervisor] = job.run.supervisors()
     os.kill(supervisor.pid, signal.SIGKILL)
     os.kill(job.run.pid, signal.SIGKILL)
     job.run.process.wait(60)

@@ -93,7 +93,7 @@ def test_a_socket_folder_that_was_cleaned_away_is_made_anew(tmp_path: Path) -> N
         pid = wait_until(lambda: (tmp_path / "pid-0-0").exists() and (tmp_path / "pid-0-0").read_text(), 30, "a rank")
         assert run.run_dir is not None
         folder = Path(read_run_file(run.run_dir).socket_dir)
-        [supervisor] = run.find("guardrund")
+        [supervisor] = run.supervisors()
         shutil.rmtree(folder)
         os.kill(supervisor.pid, signal.SIGKILL)
         wait_until((folder / "control").exists, 30, "the next supervisor")

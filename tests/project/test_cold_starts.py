@@ -152,9 +152,9 @@ if __name__ == "__main__":
 """
     run = start_guardrun(["--nproc-per-node=1"], script=waits)
     run.wait_for_output("SAID")
-    [first] = run.find("guardrund")
+    [first] = run.supervisors()
     os.kill(first.pid, 9)
-    wait_until(lambda: [one for one in run.find("guardrund") if one.pid != first.pid], 20, "another supervisor")
+    wait_until(lambda: [one for one in run.supervisors() if one.pid != first.pid], 20, "another supervisor")
     (tmp_path / "end").touch()
     done = run.wait(60)
     check(done)

@@ -80,7 +80,7 @@ def hangs(job: Commanded) -> None:
 
 
 def killed(job: Commanded) -> None:
-    [supervisor] = job.run.find("guardrund")
+    [supervisor] = job.run.supervisors()
     os.kill(supervisor.pid, signal.SIGKILL)
     os.kill(job.run.pid, signal.SIGKILL)
     job.run.process.wait(60)

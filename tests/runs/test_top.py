@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.diagnose.conftest import Commanded, start_commanded
-from tests.support.processes import Process
 from tests.support.terminal import Terminal
 from tests.support.waiting import wait_until
 
@@ -50,11 +49,15 @@ def test_a_job_that_trains_hangs_and_is_over(tmp_path: Path) -> None:
 def trains(top: Terminal) -> None:
     shown = top.wait_for(" now", "Ranks 2", "attempt 0 started: 2 ranks")
     assert "on " in shown.splitlines()[1] and shown.splitlines()[-1].endswith("? help  q quit")
-    assert [line.split()[0] for line in shown.splitlines() if line.lstrip().startswith(("0  ", "1  "))] == ["0", "1"]
+    wait_until(lambda: ranks_of(top) == ["0", "1"], 60.0, "a line for each rank")
     top.press("s")
     top.wait_for("commanded.py")
     top.press("q")
     top.wait_for("Goodput")
+
+
+def ranks_of(top: Terminal) -> list[str]:
+    return [line.split()[0] for line in top.lines() if line.lstrip().startswith(("0  ", "1  "))]
 
 
 def hangs(job: Commanded, top: Terminal) -> None:
@@ -77,14 +80,10 @@ def are_beside(top: Terminal) -> bool:
 
 def loses_its_supervisor(job: Commanded, top: Terminal) -> None:
     """The launcher starts another; top, which asks whoever is there, goes on."""
-    [before] = supervisors(job)
+    [before] = job.run.supervisors()
     os.kill(before.pid, signal.SIGKILL)
-    wait_until(lambda: [one for one in supervisors(job) if one.pid != before.pid], 60.0, "another supervisor")
+    wait_until(lambda: [one for one in job.run.supervisors() if one.pid != before.pid], 60.0, "another supervisor")
     top.wait_for(" now", "the supervisor was started again", "Ranks 2", timeout_s=120.0)
-
-
-def supervisors(job: Commanded) -> list[Process]:
-    return job.run.find("guardrund")
 
 
 def over(top: Terminal) -> None:

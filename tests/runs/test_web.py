@@ -56,6 +56,10 @@ class Page:
         button = f"[...document.querySelectorAll('main button')].find(b => b.textContent === '{words}')"
         self.browser.evaluate(f"{button}.click()")
         self.browser.evaluate("document.querySelector('dialog button.main').click()")
+        # It stays until the order is answered; the next one would be given in it.
+        wait_until(
+            lambda: self.browser.evaluate("document.querySelector('dialog') === null"), 60.0, f"{words!r} answered"
+        )
 
 
 def trains(page: Page) -> None:
@@ -98,9 +102,9 @@ def hangs(run: GuardrunRun, page: Page) -> None:
 
 def loses_its_supervisor(run: GuardrunRun, page: Page) -> None:
     """The launcher starts another; the page goes on with that."""
-    [before] = run.find("guardrund")
+    [before] = run.supervisors()
     os.kill(before.pid, signal.SIGKILL)
-    wait_until(lambda: [one for one in run.find("guardrund") if one.pid != before.pid], 60.0, "another supervisor")
+    wait_until(lambda: [one for one in run.supervisors() if one.pid != before.pid], 60.0, "another supervisor")
     page.go("/log")
     page.shows("live", "the supervisor was started again")
 

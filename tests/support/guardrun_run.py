@@ -136,6 +136,12 @@ class GuardrunRun:
         """Those whose command line contains `words`: `guardrund`, the script's name."""
         return [process for process in self.alive() if words in process.command]
 
+    def supervisors(self) -> list[Process]:
+        """Every living guardrund; without what one is just starting, which has its name until it executes another."""
+        found = self.find("guardrund")
+        pids = {one.pid for one in found}
+        return [one for one in found if one.ppid not in pids]
+
     def wait_for_output(self, words: str, timeout_s: float = 60.0) -> None:
         """Wait until `words` appear on stdout or stderr. Raises TimeoutError, or AssertionError where the run ended."""
 

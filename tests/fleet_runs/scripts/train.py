@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -31,6 +32,9 @@ arguments = parser.parse_args()
 if not arguments.alone:
     import torch
     import torch.distributed as dist
+if arguments.keep:
+    sys.path.insert(0, str(Path(__file__).parents[2] / "runs" / "scripts"))
+    from held_memory import wait_until_held
 marks, out = (Path(os.path.expandvars(path)) for path in (arguments.marks, arguments.out))
 ATTEMPT, RANK = os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"]
 
@@ -122,6 +126,8 @@ for step in range(start + 1, arguments.steps + 1):
         break
     if arguments.keep:
         keep(step)
+        if step == start + 1:
+            wait_until_held()
     is_asked = should_checkpoint()
     if RANK == "0" and not arguments.alone and (is_asked or step % arguments.save_every == 0):
         save(step)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,6 +77,14 @@ def without_attempt(name: str, value: Any) -> Any:
     return value
 
 
+def imported_by_the_hooks() -> set[str]:
+    """By their thread, a quarter of a second after the start: some ranks take as long to their script's first line."""
+    sender = "guardrun.hooks.beat.message_sender"
+    code = f"import sys; known = {{*sys.modules}}; import {sender}; print(*{{*sys.modules}} - known)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stdout.split())
+
+
 def test_ranks_of_the_second_attempt_come_of_it(restarted: Restarted) -> None:
     assert not restarted.of("warm_given_up")
     (ready,) = restarted.of("warm_ready")
@@ -90,7 +100,10 @@ def test_two_hundred_properties_are_a_cold_rank_s(restarted: Restarted, rank: in
     cold, warm = (restarted.answers[attempt, rank]["same"] for attempt in (0, 1))
     assert len(cold) > 200
     compared = {name: [without_attempt(name, one.get(name)) for one in (cold, warm)] for name in {**cold, **warm}}
-    assert {name: values for name, values in compared.items() if values[0] != values[1]} == {}
+    differing = {name: values for name, values in compared.items() if values[0] != values[1]}
+    if "modules" in differing and set.symmetric_difference(*map(set, differing["modules"])) <= imported_by_the_hooks():
+        del differing["modules"]
+    assert differing == {}
 
 
 def test_no_two_ranks_draw_the_same_numbers(restarted: Restarted) -> None:

@@ -14,11 +14,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from faults import let_go
+from held_memory import wait_until_held
 from torch.nn.parallel import DistributedDataParallel
 
 from guardrun import hooks
-from guardrun.hooks.rank.rank import active as hooked
-from guardrun.hooks.wire.board import Field
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=60)
@@ -31,7 +30,6 @@ arguments = parser.parse_args()
 RANK, ATTEMPT = int(os.environ["RANK"]), int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 KILLS = [kill for kill in arguments.kills.split(",") if kill]
 STEP_S = 0.02
-HOLD_S = 60.0
 
 dist.init_process_group("gloo")
 torch.manual_seed(3)
@@ -66,30 +64,6 @@ def keep(steps: int) -> None:
         hooks.snapshot(lambda: state(steps), path="out/latest.pt")
 
 
-def wait_until_held() -> None:
-    """What was kept before guardrun has opened this rank's memory, and given it room, is lost with the rank."""
-    until_s = time.monotonic() + HOLD_S
-    while not is_held() and time.monotonic() < until_s:
-        time.sleep(0.01)
-
-
-def is_held() -> bool:
-    assert hooked is not None
-    words = hooked.words
-    if words[Field.SNAPSHOT_GRANTED] < words[Field.SNAPSHOT_WANTED]:
-        return False
-    mine, launcher = os.fstat(words[Field.SNAPSHOT_INDEX] - 1), Path(f"/proc/{os.getppid()}")
-    others = {pid for path in launcher.glob("task/*/children") for pid in path.read_text().split()} - {str(os.getpid())}
-    return any(is_same(fd, mine) for pid in others for fd in Path(f"/proc/{pid}").glob("fd/*"))
-
-
-def is_same(path: Path, mine: os.stat_result) -> bool:
-    try:
-        return os.path.samestat(path.stat(), mine)
-    except OSError:  # closed meanwhile
-        return False
-
-
 def plan_kill() -> int:
     """The step in which this rank is killed; 0: in none."""
     if len(KILLS) <= ATTEMPT:
@@ -109,7 +83,6 @@ if arguments.resume:
 print(f"attempt {ATTEMPT} rank {RANK} starts at step {done}", file=sys.stderr, flush=True)
 steps_file = open(f"steps-{ATTEMPT}-{RANK}", "a")  # noqa: SIM115
 kill_at = plan_kill()
-has_waited = False
 for step in range(done + 1, arguments.steps + 1):
     time.sleep(STEP_S)
     if step == kill_at:
@@ -122,9 +95,8 @@ for step in range(done + 1, arguments.steps + 1):
     steps_file.write(f"{step} {loss.item().hex()}\n")
     steps_file.flush()
     keep(step)  # last: what is resumed from has its line
-    if not has_waited and hooked is not None and hooked.words[Field.SNAPSHOT_INDEX]:
+    if step == done + 1:
         wait_until_held()
-        has_waited = True
 Path(f"end-{RANK}").write_text(str([p.sum().item().hex() for p in model.parameters()]))
 dist.barrier()
 dist.destroy_process_group()

@@ -191,7 +191,7 @@ def test_a_supervisor_that_dies_meanwhile(edge: EdgeRuns) -> None:
     run = start(edge, config=f"{RESUME}[preemption]\ngrace_s = 6\n")
     run.send(signal.SIGUSR1)
     wait_until(lambda: "checkpoint_asked" in log_of(run) or "ask_checkpoint" in journal_of(run), 10, "the request")
-    [daemon] = run.find("guardrund")
+    [daemon] = run.supervisors()
     os.kill(daemon.pid, signal.SIGKILL)
     finished = finish(run, 40)
     assert (finished.returncode, only(finished)["evidence"]["in_time"]) == (138, False)
@@ -293,7 +293,7 @@ def test_scancel_that_meets_every_process_before_slurm_says_why(edge: EdgeRuns, 
             os.kill(process.pid, signal.SIGTERM)
     wait_until(lambda: '"attempt_stopped"' in journal_of(run), 20, "the attempt's end")
     if is_killed:
-        [supervisor] = run.find("guardrund")
+        [supervisor] = run.supervisors()
         os.kill(supervisor.pid, signal.SIGKILL)
         asked = slurm.calls.read_text().count("show")
     wait_until(lambda: slurm.calls.read_text().count("show") >= asked + 2, 20, "Slurm to be asked again")
