@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,9 @@ def test_a_straggler_of_an_fsdp_job_is_told(start_guardrun: Callable[..., Guardr
     slow = ["--kernel-s", "0.1", "--slow-s", "0.3", "--rank", "1", "--at", "200", "--sync-every", "5"]
     arguments = ["--nproc-per-node=2", str(SCRIPT), "--layout", "fsdp", "--steps", "100000", *slow]
     run = start_guardrun(arguments, config=f"{WINDOWS}device_timing = true\n", env=dict(QUICK))
-    run.wait_for_output("Rank 1 on ", 120.0)
-    assert "has become slow: " in run.stdout + run.stderr
-    assert "who wait for it: steps take " in run.stdout + run.stderr
+    # Where a busy machine holds it up, its rank may have been told of before, for something else.
+    run.wait_for_output("who wait for it: steps take ", 120.0)
+    assert re.search(r"Rank 1 on \S+ has become slow: .*, who wait for it: steps take ", run.stdout + run.stderr)
 
 
 def test_without_it_nobody_is_told_and_the_page_says_so(run_guardrun: Callable[..., Finished], library: Path) -> None:

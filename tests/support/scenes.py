@@ -31,7 +31,7 @@ _ALIKE = (
     (re.compile(r"\b0\s+(?:ms|s|min|h)\b"), "TIME"),
     (re.compile(r"\b0\s+(?:[kMG]B|B)\b"), "SIZE"),
     (re.compile(r"\b(?:about\s+|0\s+to\s+)TIME"), "TIME"),
-    (re.compile(r"\b(?:sleeping|running)\b"), "STATE"),
+    (re.compile(r"\b(?:sleeping|running|uninterruptible wait)\b"), "STATE"),
 )
 
 is_written = False
