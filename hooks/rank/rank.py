@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         StepCounter,
         StepObserver,
     )
+    from guardrun.hooks.rank.sharded_state import ShardedModules
     from guardrun.hooks.wire.board import Board
 
 
@@ -175,6 +176,8 @@ class Rank:
     """None until torch's optimizers are imported, and where no allocator tells what it holds."""
     examination: Examination | None = None
     """None unless a person has asked for one, and it goes on."""
+    sharded: ShardedModules | None = None
+    """None before the script has called fully_shard()."""
     in_time: SaveGate | None = None
     """None before the script has called save_with()."""
     snapshots: Snapshots | None = None
