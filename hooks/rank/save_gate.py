@@ -338,7 +338,7 @@ class SaveGate:
             self._is_spent = True
             sharded.put_back()
             if not self._has_all(parameters):
-                return "its modules do not hold what its optimizers train"
+                return "its modules hold other parameters than what its optimizers train, and shards"
         # Once more, with those that no optimizer trains.
         part = find_part(sharded.parameters(), rank.global_rank, rank.world_size)
         if part != self.asked_part:

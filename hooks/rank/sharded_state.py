@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 KIND = "DTensor"
-MAX_MESHES = 16
+MAX_LAYOUTS = 16
 
 
 class ShardedModules:
@@ -53,21 +53,24 @@ def version_of(parameter: Any) -> int:
 
 def find_part(parameters: Sequence[Any], global_rank: int, world_size: int) -> tuple[int, int] | str:
     """Which part of how many a rank holds (from 0); or why that can't be told. parameters: DTensors."""
-    layouts: dict[tuple[int, tuple[str, ...]], Any] = {}
+    meshes: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+    layouts: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]], None] = {}
     for parameter in parameters:
-        layouts.setdefault((id(parameter.device_mesh), tuple(map(str, parameter.placements))), parameter)
-    if not layouts or len(layouts) > MAX_MESHES:
-        return "its parameters lie in too many ways"
-    held: list[list[int]] = [[] for _ in range(world_size)]
-    for parameter in layouts.values():
         if any(one.is_partial() for one in parameter.placements):
             return "its parameters are sums that have not been made"
-        sharded = [one for one, placement in enumerate(parameter.placements) if not placement.is_replicate()]
-        mesh = parameter.device_mesh.mesh
-        if sorted(numbers := mesh.flatten().tolist()) != list(range(world_size)):
+        mesh = parameter.device_mesh
+        if id(mesh) not in meshes:  # each module may have one of its own, and all may be alike
+            meshes[id(mesh)] = tuple(mesh.mesh.shape), tuple(mesh.mesh.flatten().tolist())
+        sharded = tuple(one for one, placement in enumerate(parameter.placements) if not placement.is_replicate())
+        layouts[(*meshes[id(mesh)], sharded)] = None
+    if not layouts or len(layouts) > MAX_LAYOUTS:
+        return "its parameters lie in too many ways"
+    held: list[list[int]] = [[] for _ in range(world_size)]
+    for shape, numbers, sharded in layouts:
+        if sorted(numbers) != list(range(world_size)):
             return "its parameters lie on some of the ranks only"
         for position, number in enumerate(numbers):
-            held[number] += [_coordinate(position, tuple(mesh.shape), one) for one in sharded]
+            held[number] += [_coordinate(position, shape, one) for one in sharded]
     parts: dict[tuple[int, ...], int] = {}
     for coordinates in held:
         parts.setdefault(tuple(coordinates), len(parts))

@@ -61,6 +61,9 @@ class Part:
     """A backward pass has begun since its last step."""
 
 
+_UNKNOWN = Part(-1, 0, is_ready=False)
+
+
 class Steps(NamedTuple):
     """How many steps ranks have finished: the fewest and the most; why: nothing can be said."""
 
@@ -88,16 +91,16 @@ def who_saves(alive: Sequence[int], may: Sequence[int], parts: Mapping[int, Part
     part's: by what they call their files it can be told that these are not numbered by ranks
     (supervisor/checkpoints/formats/plain.py).
     """
-    counts = {parts[number].count if number in parts else 0 for number in alive}
-    if counts <= {0, 1}:
+    said = [parts.get(number, _UNKNOWN) for number in alive]
+    count = max((part.count for part in said), default=0)
+    if count <= 1:
         return [list(may[:MOST_ASKED])]
-    if len(counts) > 1:
+    if any(part.count != count or not 0 <= part.index < count for part in said):
         return "ranks do not say the same of how what they train is sharded"
-    (count,) = counts
     if count > MAX_PARTS:
         return f"what they train is sharded into {count} parts, and {MAX_PARTS} ranks are asked at most"
     orders: list[list[int]] = [[] for _ in range(count)]
-    for _, _, _, number in sorted((not parts[n].is_ready, n < count, at, n) for at, n in enumerate(may) if n in parts):
+    for _, _, _, number in sorted((not parts[n].is_ready, n < count, at, n) for at, n in enumerate(may) if n in alive):
         orders[parts[number].index].append(number)
     for index, order in enumerate(orders):
         if not order:

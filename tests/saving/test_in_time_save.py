@@ -172,6 +172,7 @@ def test_for_each_part_somebody_is_asked(
         ([0, 1, 2], [0, 1], mesh(2) | {2: Part(-1, 0, True)}, "ranks do not say the same"),
         ([0, 1], [0, 1], {0: Part(0, 2, True)}, "ranks do not say the same"),
         ([0, 1], [0, 1], mesh(2) | {1: Part(1, 4, True)}, "ranks do not say the same"),
+        ([0, 1], [0, 1], mesh(2) | {1: Part(2, 2, True)}, "ranks do not say the same"),
         ([*range(65)], [*range(65)], mesh(65, 65), "into 65 parts, and 64 ranks are asked at most"),
     ],
 )
