@@ -194,7 +194,8 @@ class SaveGate:
             rank = self._rank
             rank.words[Field.BACKWARD_AFTER] = rank.words[Field.PULSES] + 1
             models = rank.spent.models() if rank.spent is not None else ()
-            self._averaged += rank.sharded is not None or any(model.require_backward_grad_sync for model in models)
+            is_any = bool(rank.words[Field.PARTS]) or any(model.require_backward_grad_sync for model in models)
+            self._averaged += is_any  # of what FSDP2 shards it is not known which passes are left out
         except Exception as error:
             self._odd = "its backward passes can't be counted"
             self._rank.fail("save_with", error)
@@ -317,15 +318,17 @@ class SaveGate:
             return "gradients have been averaged more than once since its last step"
         if self._has_changed():
             return "something has changed its parameters since its last step"
-        if rank.sharded is not None and any(type(one).__name__ == KIND for one in _parameters_of(self._counts)):
+        if self.asked_part is not None or rank.words[Field.PARTS]:
             return self._why_no_part()
         return why_not_whole(rank, list(self._counts))
 
     def _why_no_part(self) -> str:
         """Why the modules do not hold the part that is asked for; empty: they do, and nothing that is gathered."""
         rank, sharded, parameters = self._rank, self._rank.sharded, _parameters_of(self._counts)
-        if self.asked_part is None or sharded is None:
+        if self.asked_part is None:
             return "what it trains is sharded"
+        if sharded is None:
+            return "it holds no part: nothing that it trains is sharded"
         if any(type(one).__name__ != KIND for one in parameters):
             return "it trains parameters beside those that are sharded"
         since_ns = rank.words[Field.COLLECTIVE_SINCE_NS]
