@@ -535,8 +535,7 @@ def test_whose_job_has_several_nodes_waits_longer_but_not_once_it_is_to_be_stopp
 
 
 def test_who_is_asked_meanwhile_waits_until_it_has_saved(training: Training, tmp_path: Path) -> None:
-    (tmp_path / "a").write_bytes(b"1")
-    training.function = lambda: time.sleep(0.3) or tmp_path  # type: ignore[func-returns-value]
+    training.function = lambda: (time.sleep(0.3), (tmp_path / "a").write_bytes(b"1"), tmp_path)[-1]
     training.backward()
     save = training.save()
     answers: list[dict[str, Any]] = []
