@@ -43,7 +43,7 @@ DIST_ERROR = "DistError"
 SHARDED = (KIND, "FlatParameter", "ZeroRedundancyOptimizer")
 """Of which each rank holds a part."""
 STANDS_NS = 500_000_000
-"""A rank whose modules hold gathered parameters has to have stood in one collective for so long."""
+"""A rank that is to save a part has to have stood in one collective for so long."""
 MAX_PARAMETERS = 200_000
 MAX_FRAMES = 1000
 
@@ -124,8 +124,8 @@ class SaveGate:
         """And answered, whatever came of it."""
         self.asked_part: tuple[int, int] | None = None
         """Which part of how many is to be saved; None: all."""
-        self._is_spent = False
-        """What the step under way needs is gone: the rank is to be ended, and nothing changes its parameters."""
+        self._is_frozen = False
+        """The thread that trains stays in its collective until it is ended: what its step needs may be gone."""
         self._depth = 0
         """How many optimizers' steps the thread that trains is within."""
         self._is_past = True
@@ -173,10 +173,15 @@ class SaveGate:
         if (saver := self.saver) is not None and saver.has_closures and not self._depth:
             self._is_past = False
         self._depth += 1
-        while self.is_shut and (monotonic_ns() < self.until_ns or self._is_spent):
+        while self.is_shut and (monotonic_ns() < self.until_ns or self._is_frozen):
             self._depth -= 1
             time.sleep(POLL_S)
             self._depth += 1
+
+    def stay(self) -> None:
+        """A collective is done: nothing is computed any more, here or by others with what this rank would send them."""
+        while self._is_frozen:
+            time.sleep(POLL_S)
 
     def pass_closure(self) -> None:
         """The gradients are there, within optimizer.step(): what comes next changes the parameters."""
@@ -292,7 +297,7 @@ class SaveGate:
 
     def reopen(self) -> None:
         """Training may go on."""
-        self.is_shut = self._is_spent
+        self.is_shut = self._is_frozen
 
     def _why_not(self, step: int) -> str:
         rank, pace, saver = self._rank, self._rank.pace, self.asked_saver()
@@ -333,15 +338,18 @@ class SaveGate:
             return "it trains parameters beside those that are sharded"
         since_ns = rank.words[Field.COLLECTIVE_SINCE_NS]
         if self._held is None and not 0 < since_ns < monotonic_ns() - STANDS_NS:
-            # What is gathered is let go below, which nobody may be computing with.
             return "it is not waiting for other ranks"
         if why := _why_not_plain(parameters, sharded.all()):
             return why
+        # In this order: either the thread that trains sees that it is to stay, or it is seen here that it has gone on.
+        # What is gathered is let go then, which nobody may be computing with.
+        self._is_frozen, rank.frozen = True, self
+        if self._held is None and rank.words[Field.COLLECTIVE_SINCE_NS] != since_ns:
+            self._is_frozen, rank.frozen = False, None
+            return "it is not waiting for other ranks"
+        sharded.put_back()
         if not self._has_all(parameters):
-            self._is_spent = True
-            sharded.put_back()
-            if not self._has_all(parameters):
-                return "its modules hold other parameters than what its optimizers train, and shards"
+            return "its modules hold other parameters than what its optimizers train, and shards"
         # Once more, with those that no optimizer trains.
         part = find_part(sharded.parameters(), rank.global_rank, rank.world_size)
         if part != self.asked_part:

@@ -16,12 +16,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard
 
+from guardrun.hooks.patches.collectives import _wrap_wait, wrap_collective
 from guardrun.hooks.patches.optimizer_steps import OptimizerSteps
 from guardrun.hooks.rank import save_gate
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.rank.save_gate import SaveGate
 from guardrun.hooks.rank.sharded_state import ShardedModules, find_part
-from guardrun.hooks.wire.board import Field
+from guardrun.hooks.wire.board import OPS, Field
+from tests.support.waiting import wait_until
 
 
 def lies(mesh: Any, *placements: Any) -> Any:
@@ -151,7 +153,7 @@ def test_it_saves_what_it_is_asked_for_where_nobody_computes(training: Training)
     words[Field.COLLECTIVE_SINCE_NS] = time.monotonic_ns()
     assert training.why_not() == "it is not waiting for other ranks"
     words[Field.COLLECTIVE_SINCE_NS] = 1
-    assert training.why_not() == "" and not gate.is_shut
+    assert training.why_not() == "" and gate.is_shut, "until it is ended"
     gate.asked_part = (1, 2)
     assert training.why_not() == "it holds part 0 of 1, and was asked for another"
     gate.asked_part = (0, 1)
@@ -193,11 +195,54 @@ def test_within_a_backward_pass_what_is_gathered_is_let_go_and_no_step_follows(t
     with pytest.raises(ValueError, match="the others are gone"):
         training.backward()
     assert "Parameter" in found[0] and found[1:] == ["", {"DTensor"}]
-    assert gate.is_shut, "until it is ended"
-    thread = threading.Thread(target=gate._before, args=(training.optimizer, (), {}), daemon=True)
+    assert gate.is_shut and training.rank.frozen is gate
+
+
+@pytest.mark.parametrize("way", ["step", "collective", "wait"])
+def test_who_has_saved_a_part_neither_steps_nor_computes_what_others_would_get(way: str, training: Training) -> None:
+    """It may have come out of its collective meanwhile, because a hang has ended by itself."""
+    rank, gate = training.rank, training.gate
+    came_to: list[str] = []
+
+    def run(*_: object) -> None:
+        gate.asked_part, rank.words[Field.COLLECTIVE_SINCE_NS] = (0, 1), 1
+        came_to.append(training.why_not())
+
+    ways: dict[str, Callable[[], object]] = {
+        "step": lambda: gate._before(training.optimizer, (), {}),
+        "collective": wrap_collective(run, rank, OPS.index("all_reduce")),
+        "wait": _wrap_wait(run, rank),
+    }
+
+    def train() -> None:
+        rank.owner_ident = threading.get_ident()
+        ways[way]()
+        came_to.append("the next step")
+
+    training.backward()
+    if way == "step":
+        run()
+    thread = threading.Thread(target=train, daemon=True)
     thread.start()
+    wait_until(lambda: came_to == [""], 20, "its part to be saved")
     thread.join(0.2)
-    assert thread.is_alive()
-    gate._is_spent = False  # ends it
+    assert thread.is_alive() and came_to == [""]
+    gate._is_frozen = False  # ends it
     thread.join(20)
-    assert not thread.is_alive()
+    assert came_to == ["", "the next step"]
+
+
+def test_who_goes_on_just_then_keeps_what_it_has_gathered(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, words = training.gate, training.rank.words
+    gate.asked_part, words[Field.COLLECTIVE_SINCE_NS] = (0, 1), 1
+
+    def go_on(*_: object) -> str:
+        words[Field.COLLECTIVE_SINCE_NS] = 0
+        return ""
+
+    monkeypatch.setattr(save_gate, "_why_not_plain", go_on)
+    found: list[Any] = []
+    training.middle.call = lambda: found.extend((training.why_not(), training.kinds(), gate.is_shut))
+    training.backward()
+    assert found[0] == "it is not waiting for other ranks" and "Parameter" in found[1] and not found[2]
+    assert training.rank.frozen is None
