@@ -32,7 +32,10 @@ MAX_PATH_CHARS = 4096
 
 
 class InTimeSave:
-    """One request. Arguments: `step`, which is to be the last one that is finished; `until_ns` (CLOCK_MONOTONIC)."""
+    """One request. Arguments: `step`, which is to be the last one that is finished; `until_ns` (CLOCK_MONOTONIC).
+
+    And where what is trained is sharded, `part`: which one it is to save, of how many.
+    """
 
     def __init__(self, rank: Rank, arguments: Mapping[str, Any]) -> None:
         step, until_ns, gate = arguments.get("step"), arguments.get("until_ns"), rank.in_time
@@ -46,6 +49,8 @@ class InTimeSave:
         self._told: dict[str, Any] | None = None
         """Once it is over."""
         self._is_given_up = False
+        part = arguments.get("part")
+        gate.asked_part = (int(part[0]), int(part[1])) if isinstance(part, list) and len(part) == 2 else None
         gate.until_ns, gate.is_answered, gate.is_asked = until_ns, False, True
         # Blocked before it is there, and inherited: signals are for the thread that trains.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

@@ -88,6 +88,8 @@ def wrap_collective(original: Function, rank: Rank, op: int) -> Function:
                 words[_TOTAL] += now_ns - began_ns
         words[_COUNT] += 1
         words[_PROGRESS_NS] = now_ns
+        if rank.frozen is not None:
+            rank.frozen.stay()
         return result
 
     if isfunction(original):
@@ -148,6 +150,8 @@ def _wrap_wait(original: Function, rank: Rank) -> Function:
             words[_SINCE] = 0
             words[_TOTAL] += now_ns - began_ns
         words[_PROGRESS_NS] = now_ns
+        if rank.frozen is not None:
+            rank.frozen.stay()
         return result
 
     return wait

@@ -30,6 +30,7 @@ from typing import Any
 
 from guardrun.hooks.patches.steps import ODD
 from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.rank.sharded_state import ShardedModules
 from guardrun.hooks.saves.checkpoint_files import Function, replace
 from guardrun.hooks.wire.board import Field
 
@@ -291,12 +292,29 @@ FSDP1 = ("_pre_forward_unshard", "_pre_backward_hook", "_post_backward_final_cal
 
 def install_fsdp2(module: Any, rank: Rank) -> None:
     """torch.distributed.fsdp._fully_shard: modules _fsdp_param_group and _fsdp_state."""
+    if (kind := getattr(module, "FSDPState", None)) is not None and module.__name__.endswith("_fsdp_state"):
+        replace(kind, "init", functools.partial(_note_sharded, rank=rank))
     if rank.device_timer is None:
         return
     for name, methods in FSDP2.items():
         kind = getattr(module, name, None)
         for method in methods:
             replace(kind, method, rank.device_timer.wrap)
+
+
+def _note_sharded(original: Any, rank: Rank) -> Any:
+    """fully_shard() was called with these."""
+
+    @functools.wraps(original)
+    def init(state: Any, modules: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            rank.sharded = rank.sharded or ShardedModules()
+            rank.sharded.add(modules)
+        except Exception as error:
+            rank.fail("sharded modules", error)
+        return original(state, modules, *args, **kwargs)
+
+    return init
 
 
 def install_fsdp1(module: Any, rank: Rank) -> None:

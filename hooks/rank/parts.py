@@ -288,6 +288,9 @@ class SaveGate(Protocol):
     def pass_closure(self) -> None:
         """Gradients are there, within optimizer.step()."""
 
+    def stay(self) -> None:
+        """A collective is done, of a rank that is to stay in it."""
+
     def hold(self, error: BaseException) -> None:
         """The thread that trains ends by this: wait a moment if its state may be wanted. Never raises."""
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         StepCounter,
         StepObserver,
     )
+    from guardrun.hooks.rank.sharded_state import ShardedModules
     from guardrun.hooks.wire.board import Board
 
 
@@ -175,6 +176,10 @@ class Rank:
     """None until torch's optimizers are imported, and where no allocator tells what it holds."""
     examination: Examination | None = None
     """None unless a person has asked for one, and it goes on."""
+    sharded: ShardedModules | None = None
+    """None before the script has called fully_shard()."""
+    frozen: SaveGate | None = None
+    """Where the thread that trains stays once its collective is done; nearly always None."""
     in_time: SaveGate | None = None
     """None before the script has called save_with()."""
     snapshots: Snapshots | None = None
@@ -356,6 +361,7 @@ class Rank:
         self.words = private_words()
         self.calls = self.metrics = self.checksums = self.guard = self.memory = None
         self.samples = self.trail = self.skips = self.replay = self.origin = self.in_time = self.snapshots = None
+        self.frozen = None
         self.held = ()  # nobody could tell it that it may save
         self.outbox = Outbox(is_open=False)
         self.import_lock = allocate_lock()

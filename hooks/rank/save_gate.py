@@ -8,8 +8,9 @@ Between the first backward pass of a step and its optimizer's step nothing of th
 nothing of the next one has changed what is saved. The way into optimizer.step() is shut before that is looked at, and
 stays so until the function is done: nothing that the thread that trains does meanwhile changes it, either.
 
-One rank saves for all: so it must hold all, and nothing that the others don't (docs/just-in-time.md). A state that is
-in doubt is not saved.
+One rank saves for all: so it must hold all, and nothing that the others don't (docs/just-in-time.md). Or, where FSDP2
+shards what is trained, one for each part, if the supervisor has asked for that part. A state that is in doubt is not
+saved.
 
 A trainer that saves by itself (transformers, Lightning) says more: where its loop stands tells that what follows a step
 is done. Some compute the gradients within optimizer.step(closure): then the way on from there is shut as well.
@@ -21,11 +22,12 @@ import sys
 import time
 import weakref
 from _thread import get_ident
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic_ns
 from typing import Any, Protocol
 
 from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.rank.sharded_state import KIND, find_part, version_of
 from guardrun.hooks.wire.board import Field, Milestone
 
 OPTIMIZERS = "torch.optim.optimizer"
@@ -38,8 +40,10 @@ LOST = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer")
 """What is said by collectives that have failed."""
 DIST_ERROR = "DistError"
 """A base class of theirs."""
-SHARDED = ("DTensor", "FlatParameter", "ZeroRedundancyOptimizer")
+SHARDED = (KIND, "FlatParameter", "ZeroRedundancyOptimizer")
 """Of which each rank holds a part."""
+STANDS_NS = 500_000_000
+"""A rank that is to save a part has to have stood in one collective for so long."""
 MAX_PARAMETERS = 200_000
 MAX_FRAMES = 1000
 
@@ -118,6 +122,10 @@ class SaveGate:
         """A save has been asked for."""
         self.is_answered = False
         """And answered, whatever came of it."""
+        self.asked_part: tuple[int, int] | None = None
+        """Which part of how many is to be saved; None: all."""
+        self._is_frozen = False
+        """The thread that trains stays in its collective until it is ended: what its step needs may be gone."""
         self._depth = 0
         """How many optimizers' steps the thread that trains is within."""
         self._is_past = True
@@ -165,10 +173,15 @@ class SaveGate:
         if (saver := self.saver) is not None and saver.has_closures and not self._depth:
             self._is_past = False
         self._depth += 1
-        while self.is_shut and monotonic_ns() < self.until_ns:
+        while self.is_shut and (monotonic_ns() < self.until_ns or self._is_frozen):
             self._depth -= 1
             time.sleep(POLL_S)
             self._depth += 1
+
+    def stay(self) -> None:
+        """A collective is done: nothing is computed any more, here or by others with what this rank would send them."""
+        while self._is_frozen:
+            time.sleep(POLL_S)
 
     def pass_closure(self) -> None:
         """The gradients are there, within optimizer.step(): what comes next changes the parameters."""
@@ -183,8 +196,11 @@ class SaveGate:
     def on_backward(self) -> None:
         """A backward pass begins. Never raises."""
         try:
-            models = self._rank.spent.models() if self._rank.spent is not None else ()
-            self._averaged += any(model.require_backward_grad_sync for model in models)
+            rank = self._rank
+            rank.words[Field.BACKWARD_AFTER] = rank.words[Field.PULSES] + 1
+            models = rank.spent.models() if rank.spent is not None else ()
+            is_any = bool(rank.words[Field.PARTS]) or any(model.require_backward_grad_sync for model in models)
+            self._averaged += is_any  # of what FSDP2 shards it is not known which passes are left out
         except Exception as error:
             self._odd = "its backward passes can't be counted"
             self._rank.fail("save_with", error)
@@ -199,12 +215,24 @@ class SaveGate:
             if self._depth == 0:
                 if not self._counts and self._rank.words[Field.API_CALLS] != self._calls:
                     self._odd = "its script has counted a step before its optimizer has done one"
+                is_first = optimizer not in self._counts
                 self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
                 firsts = [group["params"][0] for group in optimizer.param_groups if group["params"]]
-                self._versions = [(weakref.ref(parameter), parameter._version) for parameter in firsts]
+                self._versions = [(weakref.ref(parameter), version_of(parameter)) for parameter in firsts]
+                if is_first and self._rank.sharded is not None:
+                    self._show_part()
         except Exception as error:
             self._odd = "its optimizers can't be looked at"
             self._rank.fail("save_with", error)
+
+    def _show_part(self) -> None:
+        """Say on the board which part of what is trained this rank holds."""
+        rank, parameters = self._rank, _parameters_of(self._counts)
+        if any(type(one).__name__ != KIND for one in parameters):
+            return
+        found = find_part(parameters, rank.global_rank, rank.world_size)
+        part, count = (found[0] + 1, found[1]) if isinstance(found, tuple) else (0, 0)
+        rank.words[Field.PART], rank.words[Field.PARTS] = part, count
 
     def hold(self, error: BaseException) -> None:
         """It ends by this: where its peer is gone, it may be asked to save first. Never raises."""
@@ -248,10 +276,10 @@ class SaveGate:
         try:
             why = self._why_not(step)
         except BaseException:
-            self.is_shut = False
+            self.reopen()
             raise
         if why:
-            self.is_shut = False
+            self.reopen()
         return why
 
     def why_no_more(self) -> str:
@@ -265,11 +293,11 @@ class SaveGate:
     def _has_changed(self) -> bool:
         """Whether something has changed some parameters since the last step."""
         known = [(reference(), version) for reference, version in self._versions]
-        return any(parameter is None or parameter._version != version for parameter, version in known)
+        return any(parameter is None or version_of(parameter) != version for parameter, version in known)
 
     def reopen(self) -> None:
         """Training may go on."""
-        self.is_shut = False
+        self.is_shut = self._is_frozen
 
     def _why_not(self, step: int) -> str:
         rank, pace, saver = self._rank, self._rank.pace, self.asked_saver()
@@ -295,7 +323,45 @@ class SaveGate:
             return "gradients have been averaged more than once since its last step"
         if self._has_changed():
             return "something has changed its parameters since its last step"
+        if self.asked_part is not None or rank.words[Field.PARTS]:
+            return self._why_no_part()
         return why_not_whole(rank, list(self._counts))
+
+    def _why_no_part(self) -> str:
+        """Why the modules do not hold the part that is asked for; empty: they do, and nothing that is gathered."""
+        rank, sharded, parameters = self._rank, self._rank.sharded, _parameters_of(self._counts)
+        if self.asked_part is None:
+            return "what it trains is sharded"
+        if sharded is None:
+            return "it holds no part: nothing that it trains is sharded"
+        if any(type(one).__name__ != KIND for one in parameters):
+            return "it trains parameters beside those that are sharded"
+        since_ns = rank.words[Field.COLLECTIVE_SINCE_NS]
+        if self._held is None and not 0 < since_ns < monotonic_ns() - STANDS_NS:
+            return "it is not waiting for other ranks"
+        if why := _why_not_plain(parameters, sharded.all()):
+            return why
+        # In this order: either the thread that trains sees that it is to stay, or it is seen here that it has gone on.
+        # What is gathered is let go then, which nobody may be computing with.
+        self._is_frozen, rank.frozen = True, self
+        if self._held is None and rank.words[Field.COLLECTIVE_SINCE_NS] != since_ns:
+            self._is_frozen, rank.frozen = False, None
+            return "it is not waiting for other ranks"
+        sharded.put_back()
+        if not self._has_all(parameters):
+            return "its modules hold other parameters than what its optimizers train, and shards"
+        # Once more, with those that no optimizer trains.
+        part = find_part(sharded.parameters(), rank.global_rank, rank.world_size)
+        if part != self.asked_part:
+            return part if isinstance(part, str) else f"it holds part {part[0]} of {part[1]}, and was asked for another"
+        return ""
+
+    def _has_all(self, parameters: list[Any]) -> bool:
+        """Whether its modules hold all of these, and nothing that is gathered."""
+        held = self._rank.sharded.parameters() if self._rank.sharded is not None else []
+        return {id(one) for one in held}.issuperset(map(id, parameters)) and all(
+            type(one).__name__ == KIND for one in held
+        )
 
     def _places(self) -> set[Any]:
         """Where the thread that trains stands, or has failed."""
@@ -332,22 +398,33 @@ def why_not_whole(rank: Rank, optimizers: list[Any]) -> str:
             return "some of its model's parameters are not replicated"
         if any("localSGD" in getattr(hook, "__name__", "") for hook, _ in getattr(model, "_comm_hooks", ())):
             return "replicas differ between their averages (local SGD)"
-        for module in model.modules():
-            if module.training and getattr(module, "num_batches_tracked", None) is not None:
-                return f"its {type(module).__name__} has counted the batch of the step under way already"
         replicated.update(map(id, model.parameters()))
-    parameters = [one for each in optimizers for group in each.param_groups for one in group["params"]]
-    if len(parameters) > MAX_PARAMETERS:
-        return "it has too many parameters to look at"
+    parameters = _parameters_of(optimizers)
     if any(type(one).__name__ in SHARDED for one in (*parameters, *optimizers)):
         return "what it trains is sharded"
     if any(id(one) not in replicated for one in parameters):
         return "it trains parameters beside its DistributedDataParallel model"
+    return _why_not_plain(parameters, models)
+
+
+def _parameters_of(optimizers: Iterable[Any]) -> list[Any]:
+    """All that they train."""
+    return [one for each in list(optimizers) for group in each.param_groups for one in group["params"]]
+
+
+def _why_not_plain(parameters: list[Any], models: list[Any]) -> str:
+    """Why these are nothing to be saved in the middle of a step, sharded or not."""
+    for model in models:
+        for module in model.modules():
+            if module.training and getattr(module, "num_batches_tracked", None) is not None:
+                return f"its {type(module).__name__} has counted the batch of the step under way already"
+    if len(parameters) > MAX_PARAMETERS:
+        return "it has too many parameters to look at"
     if any(one.device.type != "cpu" for one in parameters):
         return "its parameters lie on a device"
     torch = sys.modules["torch"]
     with torch.no_grad():
-        if not all(bool(torch.isfinite(one).all()) for one in parameters):
+        if not all(bool(torch.isfinite(getattr(one, "_local_tensor", one)).all()) for one in parameters):
             return "its parameters are not finite"
     return ""
 

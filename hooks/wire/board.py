@@ -127,6 +127,12 @@ class Field(IntEnum):
     """In which step it first named a path, …"""
     SNAPSHOT_NAMED = 58
     """… and a checksum of it (hooks/wire/snapshot_index.py): the same on ranks that hold the same; 0: it has not."""
+    PART = 59
+    """Where what it trains is sharded, and save_with() has a function: which part it holds, from 1; 0: not known; …"""
+    PARTS = 60
+    """… of how many."""
+    BACKWARD_AFTER = 61
+    """The steps that were done (PULSES) when its last backward pass began, plus 1; only where a save_with() is."""
 
 
 class Milestone(IntEnum):

@@ -28,12 +28,14 @@ import msgspec
 from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.checkpoints.format_table import AUTO, FORMATS, get_formats
 from guardrun.supervisor.checkpoints.formats.format import Candidate, Format
+from guardrun.supervisor.checkpoints.formats.plain import split_rank, why_no_set
 from guardrun.supervisor.checkpoints.reading.confined_reader import Confined, Judge, Patience
 from guardrun.supervisor.checkpoints.reading.dcp_metadata import METADATA
 from guardrun.supervisor.checkpoints.reading.folder_contents import NAME_LIKE, FileStat, Place, read_stat
 from guardrun.supervisor.checkpoints.reading.inspector import Inspector
 from guardrun.supervisor.checkpoints.reading.verdicts import Torn, Unjudged, Verdict, Whole
 from guardrun.supervisor.checkpoints.saved import (
+    MAX_PARTED,
     MAX_SAVED,
     Memory,
     Saved,
@@ -97,6 +99,16 @@ class SeenInTime(NamedTuple):
     checkpoint: Checkpoint
     is_unchecked: bool
     """Nothing shows whether the step that it says is counted as guardrun counts."""
+
+
+class PartSaved(NamedTuple):
+    """What a rank says that it has saved."""
+
+    path: str
+    global_rank: int
+    wall_s: float
+    inode: int
+    """0: not known."""
 
 
 class Chooser:
@@ -274,6 +286,60 @@ class Chooser:
         found = Checkpoint(path=candidate.path, step=shown, format=candidate.format, written_wall_s=written_wall_s)
         return SeenInTime(found, said is None or offset is None)
 
+    def saw_parts_in_time(self, parts: Sequence[PartSaved], step: int, attempt: int) -> SeenInTime | str:
+        """The same of what is sharded: the files that as many ranks have saved as there are parts, one each.
+
+        Each that says a step must say the right one.
+        """
+        paths = {part.global_rank: resolve(part.path) for part in parts}
+        if why := why_no_set(paths, self._memory.world_size):
+            return why
+        stats = {path: read_stat(path) for path in paths.values()}
+        known = {path: packed for path, stat in stats.items() if (packed := stat_tuple(stat)) is not None}
+        if len(known) < len(parts):
+            return "one of them is not there any more"
+        first = min(known, key=_number_in)
+        with self._lock:
+            self._memory.parts.pop(first, None)
+            self._memory.parts[first] = known
+            while len(self._memory.parts) > MAX_PARTED:
+                self._memory.parts.pop(next(iter(self._memory.parts)))
+        found = self._judge_parts(first, known, step, attempt)
+        if isinstance(found, str):
+            with self._lock:
+                self._memory.parts.pop(first, None)
+            return found
+        for part in parts:
+            self.saw_saved(part.path, step, part.wall_s, part.inode, attempt)
+        return found
+
+    def _judge_parts(self, first: str, known: Iterable[str], step: int, attempt: int) -> SeenInTime | str:
+        judged = self._judge_saved(first)
+        if isinstance(judged, str):
+            return judged
+        candidate, said_by_all = judged
+        if set(candidate.files) != set(known):
+            return "beside them lie others that belong to them by their names"
+        offset = self._offset(attempt, candidate.path)
+        right, said = step + (offset or 0), [said_by_all]
+        for path, stat in candidate.files.items():
+            contents = self._inspector.describe(path, stat)
+            said.append(contents.step if contents is not None else None)
+        if wrong := [one for one in said if one not in (None, right)]:
+            return f"one says step {wrong[0]}, where {right} is right"
+        shown = step if said_by_all is None else said_by_all
+        written_wall_s = candidate.written_ns / 1e9
+        found = Checkpoint(path=candidate.path, step=shown, format=candidate.format, written_wall_s=written_wall_s)
+        return SeenInTime(found, offset is None or all(one is None for one in said))
+
+    def _parts_of(self, candidate: Candidate) -> int:
+        """Of how many files it consists where ranks have saved it in parts; 0: not known, or these are others."""
+        with self._lock:
+            known = self._memory.parts.get(candidate.path)
+        if known is None or known != {path: stat_tuple(stat) for path, stat in candidate.files.items()}:
+            return 0
+        return len(known)
+
     def _judge_saved(self, real: str) -> tuple[Candidate, int | None] | str:
         """What lies there, and which step it says, if it is a whole checkpoint; else why it is none."""
         found = self._find_loaded(real)
@@ -307,7 +373,7 @@ class Chooser:
         if save.stat is None:
             return None
         files = frozenset({(path, FileStat(*save.stat))})
-        for (_, judged, _, known), verdict in list(self._verdicts.items()):
+        for (_, judged, _, known, _), verdict in list(self._verdicts.items()):
             if judged == path and known == files and isinstance(verdict, Whole):
                 return verdict.step
         return None
@@ -553,11 +619,12 @@ class Chooser:
         self._patience.begin(candidate.path, limit_s, is_leisurely=limit_s == PATIENT_S)
         if candidate.trouble:
             return Torn(candidate.trouble)
-        key = (one.format.name, candidate.path, candidate.lacks, frozenset(candidate.files.items()))
+        parts = self._parts_of(candidate) or self._memory.world_size
+        key = (one.format.name, candidate.path, candidate.lacks, frozenset(candidate.files.items()), parts)
         verdict = self._verdicts.get(key)
         if verdict is None:
             try:
-                verdict = one.format.check(candidate, self._inspector, self._memory.world_size)
+                verdict = one.format.check(candidate, self._inspector, parts)
             except (OSError, ValueError, RecursionError) as error:
                 return Torn(f"could not be checked ({error})")
             if len(self._verdicts) > _MAX_REMEMBERED:
@@ -628,6 +695,11 @@ class Chooser:
                 if NAME_LIKE.search(name):
                     skipped.append(Skipped(path=os.path.join(place.path, name), reason=reason))
         return skipped[:MAX_SKIPPED]
+
+
+def _number_in(path: str) -> int:
+    split = split_rank(os.path.basename(path))
+    return split[1] if split is not None else 0
 
 
 def _index(memory: Memory) -> dict[FileStat, Saved]:

@@ -18,6 +18,10 @@ MAX_SAVED = 4000
 """Saves remembered, the latest; each is a path of a run whose newest checkpoints matter."""
 
 
+MAX_PARTED = 16
+"""Checkpoints of parts that are remembered, the latest."""
+
+
 MAX_RENAMED = 256
 """Likewise, whose path was saved at again: of a script that saves at one path most are gone."""
 
@@ -56,6 +60,9 @@ class Memory(msgspec.Struct):
     """Folders that ranks were seen to save in, with the mtime_ns of the first file seen there."""
     unreadable: dict[str, tuple[int, int, int]] = {}
     """What the script could not load though it is whole: as `prior`, so that what is written anew counts again."""
+    parts: dict[str, dict[str, tuple[int, int, int, int]]] = {}
+    """Files that make up one checkpoint though they are fewer than there are ranks, with their FileStat: by the path of
+    the first. As ranks have saved them in time, in whose state there are no more parts."""
     tiers: dict[str, int] = {}
     """Per family of files, what one of them turned out to hold (`ranking.Tier`)."""
 

@@ -30,7 +30,7 @@ from guardrun.hooks.wire.random_page import MAGIC, SIZE_BYTES, random_name, read
 from guardrun.supervisor.base.own_files import SECRET, write_own
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.fleet.protocol import messages as msg
-from guardrun.supervisor.saving.in_time_save import Answered, InTimeNode, NodeSaves, Steps
+from guardrun.supervisor.saving.in_time_save import Answered, InTimeNode, NodeSaves, Steps, Wanted
 
 STEPS_S = 3.0
 """For all to say the same number: a rank may be at the end of its step while others wait for it in the next."""
@@ -70,9 +70,9 @@ class NodePart:
             self._save(order, send, is_running=is_running)
 
     def _report(self, order: msg.ReportSteps) -> msg.StepsReported:
-        low, high, why = self._saves.steps(order.attempt, order.ranks)
-        pages = {} if why else self._pages(order.attempt)
-        return msg.StepsReported(request=order.request, low=low, high=high, why=why, pages=pages)
+        found = self._saves.steps(order.attempt, order.ranks)
+        pages = {} if found.why else self._pages(order.attempt)
+        return msg.StepsReported(request=order.request, low=found.low, high=found.high, why=found.why, pages=pages)
 
     def _pages(self, attempt: int) -> dict[int, bytes]:
         if self._node.ingest.attempt != attempt:
@@ -104,7 +104,7 @@ class NodePart:
 
         def ask() -> None:
             if (left_s := self._left_s(order)) > 0:
-                self._saves.ask(number, order.step, left_s, done)
+                self._saves.ask(number, Wanted(order.step), left_s, done)
             else:
                 done({"why": "it was asked too late"}, "")
 
@@ -277,8 +277,8 @@ class ManyNodes:
         pages = {number: page for node, number, page in told if self._homes.get(number) == node}
         self._pages = pages if len(pages) <= MAX_PAGES else {}
 
-    def ask(self, action: ac.SaveInTime, number: int, step: int, done: Answered) -> None:
-        """As Reach has it."""
+    def ask(self, action: ac.SaveInTime, number: int, wanted: Wanted, done: Answered) -> None:
+        """As Reach has it: of all that is trained. A rank that holds a part refuses."""
         home = self._homes.get(number, "")
         if home != self._me and home not in self._connected():
             done({"why": f"{home} can't be reached"}, "")
@@ -288,7 +288,7 @@ class ManyNodes:
             request=action.request,
             attempt=action.attempt,
             global_rank=number,
-            step=step,
+            step=wanted.step,
             by_s=action.until_s,
             pages={other: page for other, page in self._pages.items() if self._homes[other] != home},
         )

@@ -1,8 +1,10 @@
-"""Having one rank save before all are ended: who is asked, and whether what it wrote is what it is to be.
+"""Having ranks save before all are ended: who is asked, and whether what they wrote is what it is to be.
+
+One saves for all; where what they train is sharded, on one node, one for each part, all at once (who_saves()).
 
 Steps are compared on the boards, not by the last reports, which may be a second old. The rank is asked as a person's
-requests are (supervisor/node/rank_examinations.py). Two never save at once: the next one is asked only where the one
-before has said that its function was not called.
+requests are (supervisor/node/rank_examinations.py). Two never save the same at once: the next one is asked only where
+the one before has said that its function was not called.
 
 `NodeSaves` is a node's part, `InTimeSaves` that of who decides; what lies between the two on several nodes has a module
 of its own (fleet_in_time_save.py).
@@ -10,23 +12,30 @@ of its own (fleet_in_time_save.py).
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import SAVE
 from guardrun.supervisor.base.log import log
+from guardrun.supervisor.checkpoints.chooser import PartSaved
 from guardrun.supervisor.collect.host.procfs import read_stat
 from guardrun.supervisor.collect.ranks.boards import BoardReader, step_of
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.observation.frames import ranks_text
 from guardrun.supervisor.node.rank_collection import RankContext
 from guardrun.supervisor.node.rank_examinations import RankExaminations
 from guardrun.supervisor.node.run_context import CheckpointContext
 
 MOST_ASKED = 3
+"""For the same."""
+MAX_PARTS = 64
+"""Of what is sharded: so many ranks are asked at once."""
 POLL_S = 0.02
 """How often it is looked whether a rank has answered: ranks wait for it, and training."""
 MAX_WHY_CHARS = 300
@@ -40,12 +49,65 @@ class InTimeNode(RankContext, Protocol):
         """Asks the ranks of this node."""
 
 
+@dataclass(frozen=True)
+class Part:
+    """Which part of what is trained a rank holds, as its board shows."""
+
+    index: int
+    """From 0."""
+    count: int
+    """0: it is not known, or nothing is sharded."""
+    is_ready: bool
+    """A backward pass has begun since its last step."""
+
+
+_UNKNOWN = Part(-1, 0, is_ready=False)
+
+
 class Steps(NamedTuple):
     """How many steps ranks have finished: the fewest and the most; why: nothing can be said."""
 
     low: int = 0
     high: int = 0
     why: str = ""
+    parts: Mapping[int, Part] | None = None
+    """Of all ranks whose boards are there, dead ones too; None: nobody is asked for a part."""
+
+
+class Wanted(NamedTuple):
+    """What a rank is to save."""
+
+    step: int
+    part: tuple[int, int] | None = None
+    """Which part (from 0), of how many; None: all."""
+
+
+def who_saves(alive: Sequence[int], may: Sequence[int], parts: Mapping[int, Part]) -> list[list[int]] | str:
+    """For each part of what is trained who is to be asked, the first one first; or why nobody is.
+
+    alive: who must say the same of how it is sharded. may: who can be asked, the first one first. Of these, ranks in
+    whose step a backward pass has begun come first: where what is trained is sharded, many wait in the forward pass for
+    shards of one that is gone, and those of other replicas for it in the backward pass. Then those whose number is no
+    part's: by what they call their files it can be told that these are not numbered by ranks
+    (supervisor/checkpoints/formats/plain.py).
+    """
+    said = [parts.get(number, _UNKNOWN) for number in alive]
+    count = max((part.count for part in said), default=0)
+    if count <= 1:
+        return [list(may[:MOST_ASKED])]
+    if any(part.count != count or not 0 <= part.index < count for part in said):
+        return "ranks do not say the same of how what they train is sharded"
+    if count > MAX_PARTS:
+        return f"what they train is sharded into {count} parts, and {MAX_PARTS} ranks are asked at most"
+    orders: list[list[int]] = [[] for _ in range(count)]
+    for _, _, _, number in sorted((not parts[n].is_ready, n < count, at, n) for at, n in enumerate(may) if n in alive):
+        orders[parts[number].index].append(number)
+    for index, order in enumerate(orders):
+        if not order:
+            holders = sorted(number for number, part in parts.items() if (part.index, part.count) == (index, count))
+            whose = f"{ranks_text(holders)} alone" if holders else "ranks that are gone"
+            return f"no rank that is well holds part {index} of {count}, which was held by {whose}"
+    return [order[:MOST_ASKED] for order in orders]
 
 
 Answered = Callable[[dict[str, Any] | None, str], object]
@@ -57,6 +119,10 @@ class NodeSaves:
 
     def __init__(self, node: InTimeNode) -> None:
         self._node = node
+        self._watched: list[_Watched] = []
+        self._is_watching = False
+        self._lock = threading.Lock()
+        """Of these two."""
 
     def steps(self, attempt: int, ranks: Sequence[int]) -> Steps:
         """What the boards of these ranks show."""
@@ -70,9 +136,14 @@ class NodeSaves:
         steps = [step_of(word) for word in known.values()]
         return Steps(min(steps, default=0), max(steps, default=0))
 
-    def ask(self, number: int, step: int, left_s: float, done: Answered) -> None:
-        """Have a rank save the state after this step; done: called once, after left_s and some more at the latest."""
-        log.info("save_in_time", rank=number, step=step)
+    def parts(self) -> dict[int, Part]:
+        """What the boards of all ranks here show, dead ones too."""
+        read = {number: board.read() for number, board in self._node.sampler.boards.items()}
+        return {number: _part_of(words) for number, words in read.items() if words is not None}
+
+    def ask(self, number: int, wanted: Wanted, left_s: float, done: Answered) -> None:
+        """Have a rank save the state after a step; done: called once, after left_s and some more at the latest."""
+        log.info("save_in_time", rank=number, step=wanted.step, part=wanted.part)
         until_ns = time.monotonic_ns() + int(left_s * 1e9)
         is_told: list[bool] = []
 
@@ -80,7 +151,7 @@ class NodeSaves:
             is_told.append(True)
             done(answers.get(number), missing.get(number, "no answer"))
 
-        arguments = {"step": step, "until_ns": until_ns}
+        arguments = {"step": wanted.step, "until_ns": until_ns, "part": wanted.part}
         self._node.examinations.ask_here(number, SAVE, arguments, left_s, answered)
         if not is_told:
             self._watch(self._node.sampler.boards[number], until_ns, is_told)
@@ -88,18 +159,46 @@ class NodeSaves:
     def _watch(self, board: BoardReader, until_ns: int, is_told: list[bool]) -> None:
         """Have it looked at as soon as the rank has answered: otherwise that is done once a second."""
         words = board.read()
-        before = words[Field.EXAMINE_GIVEN] if words is not None else 0
+        watched = _Watched(board, words[Field.EXAMINE_GIVEN] if words is not None else 0, until_ns, is_told)
+        with self._lock:
+            self._watched.append(watched)
+            is_new, self._is_watching = not self._is_watching, True
+        if is_new:  # one thread for all that are asked: the pool has few
+            with suppress(RuntimeError):  # closing
+                self._node.pool.submit(self._wait)
 
-        def wait() -> None:
-            while time.monotonic_ns() < until_ns and not is_told:
-                words = board.read()
-                if words is None or words[Field.EXAMINE_GIVEN] != before or read_stat(words[Field.PID]) is None:
-                    self._node.post(self._node.examinations.sample)
-                    return
+    def _wait(self) -> None:
+        is_watching = True
+        while is_watching:
+            with self._lock:
+                waiting = [one for one in self._watched if time.monotonic_ns() < one.until_ns and not one.is_told]
+                self._watched = [one for one in waiting if not one.has_changed()]
+                self._is_watching = is_watching = bool(self._watched)
+            if len(self._watched) < len(waiting):
+                self._node.post(self._node.examinations.sample)
+            if is_watching:
                 time.sleep(POLL_S)
 
-        with suppress(RuntimeError):  # closing
-            self._node.pool.submit(wait)
+
+class _Watched(NamedTuple):
+    """A rank that has been asked."""
+
+    board: BoardReader
+    given: int
+    """Field.EXAMINE_GIVEN before."""
+    until_ns: int
+    is_told: list[bool]
+    """Anything: it is not waited for any more."""
+
+    def has_changed(self) -> bool:
+        """Whether it has answered, or never will."""
+        words = self.board.read()
+        return words is None or words[Field.EXAMINE_GIVEN] != self.given or read_stat(words[Field.PID]) is None
+
+
+def _part_of(words: list[int]) -> Part:
+    is_ready = words[Field.BACKWARD_AFTER] == words[Field.PULSES] + 1
+    return Part(words[Field.PART] - 1, words[Field.PARTS], is_ready)
 
 
 class Reach(Protocol):
@@ -108,7 +207,7 @@ class Reach(Protocol):
     def steps(self, action: ac.SaveInTime, done: Callable[[Steps], object]) -> None:
         """How far those that are alive are; done: called once."""
 
-    def ask(self, action: ac.SaveInTime, number: int, step: int, done: Answered) -> None:
+    def ask(self, action: ac.SaveInTime, number: int, wanted: Wanted, done: Answered) -> None:
         """Have one save; done: called once."""
 
     def seek(self, action: ac.SaveInTime, number: int, told: dict[str, Any], done: Callable[[str], object]) -> None:
@@ -126,15 +225,28 @@ class OneNode:
 
     def steps(self, action: ac.SaveInTime, done: Callable[[Steps], object]) -> None:
         """As Reach has it."""
-        done(self._saves.steps(action.attempt, action.alive))
+        done(self._saves.steps(action.attempt, action.alive)._replace(parts=self._saves.parts()))
 
-    def ask(self, action: ac.SaveInTime, number: int, step: int, done: Answered) -> None:
+    def ask(self, action: ac.SaveInTime, number: int, wanted: Wanted, done: Answered) -> None:
         """As Reach has it."""
-        self._saves.ask(number, step, action.until_s - self._node.clock.now(), done)
+        self._saves.ask(number, wanted, action.until_s - self._node.clock.now(), done)
 
     def seek(self, action: ac.SaveInTime, number: int, told: dict[str, Any], done: Callable[[str], object]) -> None:
         """As Reach has it."""
         done("")
+
+
+@dataclass
+class _Round:
+    """One save, by one rank or by several."""
+
+    action: ac.SaveInTime
+    step: int
+    count: int
+    """Parts."""
+    told: dict[int, tuple[int, dict[str, Any]]] = field(default_factory=dict)
+    """Per part: who has saved it, and what it has said."""
+    is_over = False
 
 
 class InTimeSaves:
@@ -157,7 +269,7 @@ class InTimeSaves:
         self._reach = reach or OneNode(node)
 
     def begin(self, action: ac.SaveInTime) -> None:
-        """Ask the first rank; SavedInTime is the answer. After until_s nobody waits for it."""
+        """Ask the first ranks; SavedInTime is the answer. After until_s nobody waits for it."""
         self._reach.steps(action, lambda steps: self._compare(action, steps))
 
     def _compare(self, action: ac.SaveInTime, steps: Steps) -> None:
@@ -166,77 +278,106 @@ class InTimeSaves:
             why = f"ranks have finished different numbers of steps: {steps.low} and {steps.high}"
         elif not why and not steps.low:
             why = "no step is finished"
-        if why:
-            self._end(action, why=why)
-        else:
-            self._ask(action, steps.low, action.global_ranks[:MOST_ASKED], "")
+        orders = why or who_saves(action.alive, action.global_ranks, steps.parts or {})
+        if isinstance(orders, str):
+            self._end(_Round(action, 0, 0), why=orders)
+            return
+        one = _Round(action, steps.low, len(orders))
+        for part, ranks in enumerate(orders):
+            self._ask(one, part, ranks, "")
 
-    def _ask(self, action: ac.SaveInTime, step: int, ranks: list[int], why: str) -> None:
+    def _ask(self, one: _Round, part: int, ranks: list[int], why: str) -> None:
         """Ask the first of them; why: what spoke against the one before."""
-        if not ranks or self._node.clock.now() >= action.until_s:
-            self._end(action, why=why)
+        if one.is_over:
+            return
+        if not ranks or self._node.clock.now() >= one.action.until_s:
+            self._end(one, why=why)
             return
         number, others = ranks[0], ranks[1:]
 
         def done(told: dict[str, Any] | None, missing: str) -> None:
+            if one.is_over:
+                return
             if told is None:
                 # One that hears of it late may still call its function: nobody else may, then.
-                self._end(action, number, why=f"rank {number}: {missing}"[:MAX_WHY_CHARS], has_begun=True)
+                self._end(one, number, why=f"rank {number}: {missing}"[:MAX_WHY_CHARS], has_begun=True)
             elif "why" in told:
-                self._ask(action, step, others, f"rank {number}: {str(told['why'])[:MAX_WHY_CHARS]}")
+                self._ask(one, part, others, f"rank {number}: {str(told['why'])[:MAX_WHY_CHARS]}")
             elif "path" in told:
-                self._reach.seek(action, number, told, lambda why: self._sought(action, number, step, told, why))
+                self._reach.seek(one.action, number, told, lambda why: self._sought(one, part, number, told, why))
             else:
                 why = str(told.get("failed", "its answer is none"))[:MAX_WHY_CHARS]
-                self._end(action, number, why=f"rank {number}: {why}", has_begun=True)
+                self._end(one, number, why=f"rank {number}: {why}", has_begun=True)
 
-        self._reach.ask(action, number, step, done)
+        wanted = Wanted(one.step, (part, one.count) if one.count > 1 else None)
+        self._reach.ask(one.action, number, wanted, done)
 
-    def _sought(self, action: ac.SaveInTime, number: int, step: int, told: dict[str, Any], why: str) -> None:
+    def _sought(self, one: _Round, part: int, number: int, told: dict[str, Any], why: str) -> None:
+        if one.is_over:
+            return
         if why:
-            self._end(action, number, why=f"rank {number} saved {told['path']}: {why}"[:MAX_WHY_CHARS], has_begun=True)
-        else:
-            self._judge(action, number, step, told)
+            self._end(one, number, why=f"rank {number} saved {told['path']}: {why}"[:MAX_WHY_CHARS], has_begun=True)
+            return
+        one.told[part] = (number, told)
+        if len(one.told) == one.count and self._node.clock.now() < one.action.until_s:
+            self._judge(one)  # else nobody waits for it any more, and it is nothing to resume from
 
-    def _judge(self, action: ac.SaveInTime, number: int, step: int, told: dict[str, Any]) -> None:
-        """It says that it has saved."""
-        path, took_s = str(told["path"]), _number(told.get("took_s"))
-        if self._node.clock.now() >= action.until_s:
-            return  # nobody waits for it any more, and it is nothing to resume from
-        inode, says = told.get("inode"), told.get("says")
-        chooser = self._context.chooser
+    def _judge(self, one: _Round) -> None:
+        """All say that they have saved."""
+        action, step, chooser = one.action, one.step, self._context.chooser
+        said = sorted(one.told.values(), key=lambda pair: pair[0])
+        ranks = [number for number, _ in said]
+        whose = f"{ranks_text(ranks)} saved {said[0][1]['path']}{' and others' if one.count > 1 else ''}"
 
         def event(checkpoint: ev.Checkpoint | None, why: str, *, is_unchecked: bool = False) -> ev.Event:
             return ev.SavedInTime(
                 request=action.request,
                 attempt=action.attempt,
-                global_rank=number,
+                global_rank=ranks[0],
+                global_ranks=ranks if one.count > 1 else [],
                 checkpoint=checkpoint,
-                took_s=took_s,
+                took_s=max(_number(told.get("took_s")) for _, told in said),
                 why=why[:MAX_WHY_CHARS],
                 has_begun=True,
                 is_unchecked=is_unchecked,
             )
 
         def work() -> ev.Event:
-            inode_of = inode if isinstance(inode, int) else 0
-            wall_s, by_trainer = _number(told.get("wall_s")), says if isinstance(says, int) else None
-            found = chooser.saw_in_time(path, step, wall_s, inode_of, action.attempt, says=by_trainer)
+            saved = [_saved_part(number, told) for number, told in said]
+            if one.count > 1:
+                found = chooser.saw_parts_in_time(saved, step, action.attempt)
+            else:
+                says = said[0][1].get("says")
+                by_trainer = says if isinstance(says, int) else None
+                path, _, wall_s, inode = saved[0]
+                found = chooser.saw_in_time(path, step, wall_s, inode, action.attempt, says=by_trainer)
             self._keep()
             if isinstance(found, str):
-                return event(None, f"rank {number} saved {path}: {found}")
-            self._node.post(lambda: self._saved(action.attempt, number, found.checkpoint))
+                return event(None, f"{whose}: {found}")
+            writer = next((part.global_rank for part in saved if part.path == found.checkpoint.path), ranks[0])
+            self._node.post(lambda: self._saved(action.attempt, writer, found.checkpoint))
             return event(found.checkpoint, "", is_unchecked=found.is_unchecked)
 
         chooser.hurry()
-        instead = lambda error: event(None, f"{path} could not be looked at: {error}")  # noqa: E731
+        instead = lambda error: event(None, f"{whose}, which could not be looked at: {error}")  # noqa: E731
         self._node.in_background(work, instead, self._context.checkpoint_pool)
 
-    def _end(self, action: ac.SaveInTime, number: int = -1, *, why: str, has_begun: bool = False) -> None:
+    def _end(self, one: _Round, number: int = -1, *, why: str, has_begun: bool = False) -> None:
+        one.is_over = True
+        action = one.action
         ended = ev.SavedInTime(
-            request=action.request, attempt=action.attempt, global_rank=number, why=why, has_begun=has_begun
+            request=action.request,
+            attempt=action.attempt,
+            global_rank=number,
+            why=why,
+            has_begun=has_begun or one.count > 1,  # others may have been called
         )
         self._node.post(lambda: self._node.feed(ended))
+
+
+def _saved_part(number: int, told: dict[str, Any]) -> PartSaved:
+    inode = told.get("inode")
+    return PartSaved(str(told["path"]), number, _number(told.get("wall_s")), inode if isinstance(inode, int) else 0)
 
 
 def _number(value: object) -> float:

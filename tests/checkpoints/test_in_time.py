@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from guardrun.hooks.wire.examinations import SAVE_PREFIX
-from guardrun.supervisor.checkpoints.chooser import Chooser
+from guardrun.supervisor.checkpoints.chooser import Chooser, PartSaved
 from guardrun.supervisor.engine.model.actions import Spoiled
 from guardrun.supervisor.engine.model.events import Checkpoint
 from tests.checkpoints.conftest import Write
@@ -36,6 +36,12 @@ class Run:
             return found
         self.is_unchecked = found.is_unchecked
         return found.checkpoint
+
+    def saw_parts(self, paths: dict[int, Path], step: int = 40) -> Checkpoint | str:
+        """paths: by who has written them."""
+        parts = [PartSaved(str(path), rank, time.time(), path.stat().st_ino) for rank, path in paths.items()]
+        found = self.chooser.saw_parts_in_time(parts, step, 0)
+        return found if isinstance(found, str) else found.checkpoint
 
 
 @pytest.fixture
@@ -152,3 +158,68 @@ def test_how_a_script_counts_is_known_from_a_save_that_was_written_over(run: Run
     (run.folder / "last.pt").unlink()
     assert run.saw(run.write("last.pt", "@training"), 40) == "it says step 40, where 39 is right"
     assert isinstance(run.saw(run.folder / "last.pt", 41), Checkpoint)
+
+
+# In parts: four ranks, two parts -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def four(run: Run) -> Run:
+    run.chooser.set_world_size(4)
+    return run
+
+
+@pytest.mark.parametrize("name", ["s_40_shard{}_of_2.pt", "s_40_rank{}of2.pt"])
+def test_as_many_files_as_their_names_say_are_one(name: str, four: Run) -> None:
+    paths = {rank: four.write(name.format(rank)) for rank in (0, 1)}
+    found = four.saw_parts(paths)
+    assert isinstance(found, Checkpoint) and (found.path, found.step) == (str(paths[0]), 40)
+    assert four.chooser.choose().checkpoint == found
+    paths[1].unlink()
+    assert four.chooser.choose().checkpoint is None, "an ordinary one, too, is torn without it"
+
+
+def test_files_that_say_nothing_of_that_are_one_where_others_wrote_them(four: Run) -> None:
+    """Rank 2 would have written rank2.pt, if each had a file of its own."""
+    paths = {2: four.write("s_40_rank0.pt"), 1: four.write("s_40_rank1.pt")}
+    assert four.chooser.choose().checkpoint is None, "torn: of four"
+    found = four.saw_parts(paths)
+    assert isinstance(found, Checkpoint) and four.chooser.choose().checkpoint == found
+    later = Chooser.from_state(four.chooser.state())
+    assert later.choose().checkpoint == found, "for the next supervisor as well"
+    later.close()
+    four.save("s_41_rank0.pt", 41)
+    four.save("s_41_rank1.pt", 41)
+    assert four.chooser.choose().checkpoint == found, "no other of such names is"
+    four.write("s_40_rank1.pt")
+    assert four.chooser.choose().checkpoint is None, "nor it, once it is another"
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        ({0: "s_40_rank0.pt", 1: "s_40_rank1.pt"}, "may be lacking others: their names are to say …_of_2"),
+        ({2: "s_40_rank2.pt", 3: "s_40_rank3.pt"}, "from 0 to 1, and have 2, 3"),
+        ({2: "s_40_shard0_of_4.pt", 3: "s_40_shard1_of_4.pt"}, "by their names there are 4 of them"),
+        ({2: "s_40_shard0_of_2.pt", 3: "s_41_shard1_of_2.pt"}, "differ in the part's number alone"),
+        ({2: "s_40_shard0_of_2.pt", 3: "x/s_40_shard1_of_2.pt"}, "differ in the part's number alone"),
+        ({2: "s_40_shard0_of_2.pt", 3: "s_40.pt"}, "differ in the part's number alone"),
+        ({2: "s_40_shard0_of_2.pt", 3: "s_40_shard0_of_2.pt"}, "differ in the part's number alone|have 0, 0"),
+        ({2: "s_41_shard0_of_2.pt", 3: "s_41_shard1_of_2.pt"}, "one says step 41, where 40 is right"),
+    ],
+)
+def test_what_may_be_torn_is_none(names: dict[int, str], why: str, four: Run) -> None:
+    found = four.saw_parts({rank: four.write(name) for rank, name in names.items()})
+    assert isinstance(found, str) and any(one in found for one in why.split("|")), found
+
+
+def test_a_part_that_is_torn_or_of_another_step_or_not_alone_is_none(four: Run) -> None:
+    paths = {rank: four.write(f"last_rank{rank - 2}.pt") for rank in (2, 3)}
+    assert four.saw_parts(paths, 41) == "one says step 40, where 41 is right"
+    paths[3].write_bytes(paths[3].read_bytes()[:-40])
+    torn = four.saw_parts(paths)
+    assert isinstance(torn, str) and torn.startswith("last_rank1.pt: ")
+    four.write("last_rank1.pt")
+    four.write("last_rank2.pt")
+    assert four.saw_parts(paths) == "lacks the file of rank 3"
+    assert four.chooser.choose().checkpoint is None

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from guardrun.hooks.wire.board import Board, Field, board_name, create_board
-from guardrun.supervisor.checkpoints.chooser import SeenInTime
+from guardrun.supervisor.checkpoints.chooser import PartSaved, SeenInTime
 from guardrun.supervisor.collect.ranks.boards import BoardReader
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
@@ -41,7 +41,8 @@ class Node:
         self.ingest = SimpleNamespace(attempt=0)
         self.clock = SimpleNamespace(now=lambda: 100.0)
         self.examinations = SimpleNamespace(ask_here=self._ask, sample=self._sample)
-        self.chooser = SimpleNamespace(hurry=lambda: None, saw_in_time=self._judge)
+        self.chooser = SimpleNamespace(hurry=lambda: None, saw_in_time=self._judge, saw_parts_in_time=self._judge_parts)
+        self.parts: list[PartSaved] = []
 
     def _board(self, number: int) -> Board:
         create_board(str(self.folder / board_name(0, number)))
@@ -67,6 +68,16 @@ class Node:
         self.says = says
         return self.found
 
+    def _judge_parts(self, parts: list[PartSaved], step: int, attempt: int) -> SeenInTime | str:
+        self.parts = parts
+        return self.found
+
+    def shard(self, parts: int, ready: tuple[int, ...] = ()) -> None:
+        """What the ranks train is sharded, on a mesh of as many replicas as there are ranks for."""
+        for number, board in self.boards.items():
+            board.words[Field.PART], board.words[Field.PARTS] = number % parts + 1, parts
+            board.words[Field.BACKWARD_AFTER] = int(number in ready)
+
     def feed(self, event: Any) -> bool:
         self.events.append(event)
         return True
@@ -81,8 +92,10 @@ class Node:
         except Exception as error:
             self.feed(instead(str(error)))
 
-    def save(self, ranks: tuple[int, ...] = (0, 1, 2, 3)) -> ev.SavedInTime | None:
-        order = ac.SaveInTime(request=3, attempt=0, until_s=120.0, global_ranks=list(ranks), alive=[0, 1, 2, 3])
+    def save(
+        self, ranks: tuple[int, ...] = (0, 1, 2, 3), alive: tuple[int, ...] = (0, 1, 2, 3)
+    ) -> ev.SavedInTime | None:
+        order = ac.SaveInTime(request=3, attempt=0, until_s=120.0, global_ranks=list(ranks), alive=list(alive))
         InTimeSaves(cast(InTimeNode, self), cast(Any, self), lambda: self.kept.append(1)).begin(order)
         assert len(self.events) <= 1
         return self.events[0] if self.events else None

@@ -10,6 +10,7 @@ import pytest
 
 from guardrun.hooks.wire.board import Field
 from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.saving.in_time_save import Part, who_saves
 from tests.saving.in_time_node import FOUND, SAVED, STEP, Node
 from tests.support.waiting import wait_until
 
@@ -130,3 +131,95 @@ def test_nobody_is_asked_where_it_is_not_known_what_would_be_saved(make: Any, wh
     make(node)
     assert node.save() == ev.SavedInTime(request=3, attempt=0, why=why)
     assert node.asked == []
+
+
+# Sharded ----------------------------------------------------------------------------------------------------------
+
+
+def mesh(parts: int, ranks: int = 4, ready: tuple[int, ...] = ()) -> dict[int, Part]:
+    return {number: Part(number % parts, parts, number in ready) for number in range(ranks)}
+
+
+@pytest.mark.parametrize(
+    ("alive", "may", "parts", "asked"),
+    [
+        pytest.param([0, 1, 2, 3], [1, 2, 3], {}, [[1, 2, 3]], id="all hold all"),
+        pytest.param([0, 1, 2, 3], [3, 1, 2, 0], mesh(1), [[3, 1, 2]], id="replicas by a mesh"),
+        pytest.param([1, 2, 3], [1, 2, 3], mesh(2), [[2], [3, 1]], id="numbers of no part first"),
+        pytest.param([0, 1, 2, 3], [0, 1, 2], mesh(2, ready=(0, 1)), [[0, 2], [1]], id="the step of others is further"),
+        pytest.param([0, 1, 2, 3], [2, 3, 0, 1], mesh(2, ready=(0, 1, 2, 3)), [[2, 0], [3, 1]], id="all are as far"),
+        pytest.param([*range(1, 8)], [*range(1, 8)], mesh(2, 8), [[2, 4, 6], [3, 5, 7]], id="three each"),
+        pytest.param([0, 1], [0, 1], mesh(2, 2), [[0], [1]], id="no replicas, all well"),
+    ],
+)
+def test_for_each_part_somebody_is_asked(
+    alive: list[int], may: list[int], parts: dict[int, Part], asked: list[list[int]]
+) -> None:
+    assert who_saves(alive, may, parts) == asked
+
+
+@pytest.mark.parametrize(
+    ("alive", "may", "parts", "why"),
+    [
+        ([0, 2], [0, 2], mesh(2), "no rank that is well holds part 1 of 2, which was held by ranks 1,3 alone"),
+        ([0], [0], mesh(2, 2), "no rank that is well holds part 1 of 2, which was held by rank 1 alone"),
+        (
+            [0],
+            [0],
+            {0: Part(0, 2, True)},
+            "no rank that is well holds part 1 of 2, which was held by ranks that are gone",
+        ),
+        ([0, 1, 2], [0, 1], mesh(2) | {2: Part(-1, 0, True)}, "ranks do not say the same"),
+        ([0, 1], [0, 1], {0: Part(0, 2, True)}, "ranks do not say the same"),
+        ([0, 1], [0, 1], mesh(2) | {1: Part(1, 4, True)}, "ranks do not say the same"),
+        ([0, 1], [0, 1], mesh(2) | {1: Part(2, 2, True)}, "ranks do not say the same"),
+        ([*range(65)], [*range(65)], mesh(65, 65), "into 65 parts, and 64 ranks are asked at most"),
+    ],
+)
+def test_where_a_part_has_no_holder_nobody_is_asked(
+    alive: list[int], may: list[int], parts: dict[int, Part], why: str
+) -> None:
+    found = who_saves(alive, may, parts)
+    assert isinstance(found, str) and why in found
+
+
+def test_each_part_is_asked_for_and_all_are_one_checkpoint(node: Node) -> None:
+    node.shard(2)
+    node.answers |= {2: {"why": "no moment"}, 3: {**SAVED, "path": "/out/b.pt", "took_s": 0.9}}
+    told = node.save()
+    assert told is not None and (told.global_rank, told.global_ranks, told.took_s) == (0, [0, 3], 0.9)
+    assert told.checkpoint == FOUND.checkpoint
+    assert node.asked == [2, 0, 3], "another holder of part 0, and of that alone"
+    assert [one["part"] for one in node.arguments] == [(0, 2), (0, 2), (1, 2)]
+    assert [(part.path, part.global_rank) for part in node.parts] == [("/out/a.pt", 0), ("/out/b.pt", 3)]
+    assert node.looks == []
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{"failed": "OSError: full"}, "its hooks did not answer in time", {"why": "its parameters are not finite"}],
+)
+def test_where_one_part_fails_there_is_none_and_what_others_wrote_is_doubtful(
+    answer: dict[str, Any] | str, node: Node
+) -> None:
+    node.shard(2)
+    node.answers |= {1: answer, 3: answer}
+    told = node.save()
+    assert told is not None and told.checkpoint is None and told.has_begun and node.parts == []
+
+
+def test_a_part_that_nobody_holds_any_more_is_named(node: Node) -> None:
+    node.shard(4)
+    told = node.save((0, 1, 3), alive=(0, 1, 3))
+    why = "no rank that is well holds part 2 of 4, which was held by rank 2 alone"
+    assert told == ev.SavedInTime(request=3, attempt=0, why=why) and node.asked == []
+
+
+def test_several_that_are_not_heard_yet_are_watched_at_once(node: Node) -> None:
+    node.shard(4)
+    node.answers = dict.fromkeys(range(4))
+    assert node.save() is None and node.asked == [0, 1, 2, 3]
+    for number in (3, 0, 2, 1):  # of a pool of one thread
+        before = node.samples
+        node.boards[number].words[Field.EXAMINE_GIVEN] = 1
+        wait_until(lambda before=before: node.samples > before, 20, "it to be looked")

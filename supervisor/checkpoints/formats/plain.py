@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from guardrun.supervisor.checkpoints.formats.format import (
@@ -97,13 +97,51 @@ class SingleFile:
 # Files of which every rank writes its own: `ckpt_40_rank0.pt`, `ckpt_40_rank1.pt`.
 
 
-_RANK = re.compile(r"(?<![a-z])rank[_-]?(\d+)(?!\d)", re.I)
+_COUNT = r"[_-]?of[_-]?(\d+)(?!\d)"
+_RANK = re.compile(rf"(?<![a-z])(?:rank[_-]?(\d+)(?!\d)(?:{_COUNT})?|shard[_-]?(\d+){_COUNT})", re.I)
+_MAX_DIGITS = 9
 
 
 def split_rank(name: str) -> tuple[str, int] | None:
-    """(`ckpt_40_rank{}.pt`, 1) of `ckpt_40_rank1.pt`; None where no rank is named."""
+    """(`ckpt_40_rank{}.pt`, 1) of `ckpt_40_rank1.pt`; None where no rank is named.
+
+    `ckpt_40_rank1_of_2.pt` and `ckpt_40_shard1_of_2.pt` as well: their patterns have the count in them.
+    """
     match = _RANK.search(name)
-    return (f"{name[: match.start(1)]}{{}}{name[match.end(1) :]}", int(match.group(1))) if match else None
+    if match is None:
+        return None
+    at = 1 if match.group(1) is not None else 3
+    return f"{name[: match.start(at)]}{{}}{name[match.end(at) :]}", int(match.group(at))
+
+
+def said_count(name: str) -> int:
+    """2 of `ckpt_40_shard1_of_2.pt`: how many files there are by its name; 0: it says nothing of that."""
+    match = _RANK.search(name)
+    said = (match.group(2) or match.group(4) or "") if match else ""
+    return int(said) if len(said) <= _MAX_DIGITS and said else 0
+
+
+def why_no_set(paths: Mapping[int, str], world_size: int) -> str:
+    """Why files are not by their names all the parts of one checkpoint; empty: they are. paths: by who wrote them.
+
+    Their names are to differ in their numbers alone, and these are to be 0, 1, … without a gap. If they are fewer than
+    there are ranks, it has to be sure that no more belong to them, as where every rank writes a file of its own number:
+    the names say how many there are, or some number is not the rank of who has written it.
+    """
+    splits = {rank: split_rank(os.path.basename(path)) for rank, path in paths.items()}
+    numbers = sorted(split[1] for split in splits.values() if split is not None)
+    places = {(os.path.dirname(paths[rank]), split[0]) for rank, split in splits.items() if split is not None}
+    if len(numbers) < len(paths) or len(places) != 1:
+        return "their names are to differ in the part's number alone: step_12_shard0_of_2.pt, step_12_shard1_of_2.pt"
+    if numbers != list(range(len(paths))):
+        found = ", ".join(map(str, numbers[:8]))
+        return f"their names are to number the parts from 0 to {len(paths) - 1}, and have {found}"
+    said = said_count(os.path.basename(next(iter(paths.values()))))
+    if said and said != len(paths):
+        return f"by their names there are {said} of them"
+    if not said and len(paths) < world_size and all(split and split[1] == rank for rank, split in splits.items()):
+        return f"numbered as their ranks are, they may be lacking others: their names are to say …_of_{len(paths)}"
+    return ""
 
 
 def _is_every_ranks(family: list[dict[int, str]], world_size: int) -> bool:
@@ -115,7 +153,7 @@ def _is_every_ranks(family: list[dict[int, str]], world_size: int) -> bool:
 
 
 class Sharded:
-    """Whole when every rank's file is; the script is given rank 0's."""
+    """Whole when every rank's file is, or as many as their names say; the script is given rank 0's."""
 
     name = "sharded"
     resume = "the script's own way; {path} is rank 0's file"
@@ -132,7 +170,8 @@ class Sharded:
         for pattern, group in groups.items():
             families.setdefault(family_of(pattern), []).append(group)
         for pattern, group in groups.items():
-            if not is_named and not _is_every_ranks(families[family_of(pattern)], world_size):
+            is_known = is_named or said_count(pattern.format(0))
+            if not is_known and not _is_every_ranks(families[family_of(pattern)], world_size):
                 continue
             first = group.get(0, pattern.format(0))
             files = {os.path.join(place.path, name): place.files[name] for name in group.values()}
@@ -144,7 +183,8 @@ class Sharded:
     def check(self, candidate: Candidate, inspector: Inspector, world_size: int) -> Verdict:
         """Whole: a file for every rank, each whole."""
         splits = [split_rank(os.path.basename(path)) for path in candidate.files]
-        if missing := missing_numbers((split[1] for split in splits if split), world_size):
+        count = said_count(os.path.basename(candidate.path)) or world_size
+        if missing := missing_numbers((split[1] for split in splits if split), count):
             return Torn(f"lacks the file of {say_ranks(missing)}")
         verdict = check_all(candidate, inspector)
         if not isinstance(verdict, Whole):
@@ -212,7 +252,8 @@ class Folder:
                 groups.setdefault(split[0], []).append(split[1])
         for pattern, ranks in sorted(groups.items()):
             is_per_rank = len(ranks) > 1 or ranks != [0]
-            if missing := missing_numbers(ranks, world_size if is_per_rank else 1):
+            count = said_count(pattern.format(0)) or (world_size if is_per_rank else 1)
+            if missing := missing_numbers(ranks, count):
                 return Torn(f"lacks {pattern.format('{rank}')} of {say_ranks(missing)}")
         verdict = check_all(candidate, inspector)
         return Whole() if isinstance(verdict, Whole) else verdict

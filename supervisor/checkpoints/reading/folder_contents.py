@@ -146,7 +146,11 @@ def read_place(path: str) -> Place:
 
 _CLIMB = 3
 _EXTENSION = re.compile(r"\.(?:pt|pth|ckpt|bin|safetensors|tar|pkl|pickle|model)+$", re.I)
-_NOISE = re.compile(r"[_.-]?(?<![a-z])(?:rank|r)[_-]?\d+(?=[_.-]|$)|-v\d+$|[_-]?\d+-of-\d+|[_-]?mp_rank_\d+", re.I)
+_NOISE = re.compile(
+    r"[_.-]?(?<![a-z])(?:(?:rank|r)[_-]?\d+(?:[_-]?of[_-]?\d+)?|shard[_-]?\d+[_-]?of[_-]?\d+)(?=[_.-]|$)"
+    r"|-v\d+$|[_-]?\d+-of-\d+|[_-]?mp_rank_\d+",
+    re.I,
+)
 _SAID = re.compile(
     r"(?:^|[^a-z])(?:global_?steps?|steps?|iter(?:ation)?s?|it|ba|updates?)[_=.-]?(\d{1,10})(?!\d)", re.I
 )

@@ -145,7 +145,10 @@ class AskSave(_Action, frozen=True, kw_only=True, tag="ask_save"):
 
 
 class SaveInTime(_Action, frozen=True, kw_only=True, tag="save_in_time"):
-    """Have one rank call the function that its script has given to save_with(), before the attempt is stopped."""
+    """Have ranks call the function that their script has given to save_with(), before the attempt is stopped.
+
+    One, or as many as are needed to save all parts of what is sharded.
+    """
 
     request: int
     attempt: int

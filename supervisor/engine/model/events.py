@@ -1042,6 +1042,8 @@ class SavedInTime(_Event, frozen=True, kw_only=True, tag="saved_in_time"):
     attempt: int
     global_rank: int = -1
     """Who has saved, or was asked last; -1: nobody was asked."""
+    global_ranks: list[int] = []
+    """Where what they train is sharded: who have saved a part each, the lowest first."""
     checkpoint: Checkpoint | None = None
     """Whole, and of the step that all have finished."""
     took_s: float = 0.0

@@ -14,6 +14,7 @@ from typing import Any
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import Action
 from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.observation.frames import ranks_text
 from guardrun.supervisor.engine.recovery.decide import announce, order_stop
 from guardrun.supervisor.engine.recovery.requeue import note_saved
 from guardrun.supervisor.engine.recovery.voluntary.in_time import NOTHING
@@ -51,9 +52,12 @@ def on_saved(state: State, event: ev.SavedInTime, now_s: float) -> list[Action]:
     if checkpoint is None:
         return [*_fail(state, event.why, has_begun=event.has_begun), order_stop(state, now_s)]
     save.told = {"rank": event.global_rank, "step": checkpoint.step, "path": checkpoint.path}
+    if event.global_ranks:
+        save.told["ranks"] = event.global_ranks
     save.told["took_s"] = round(event.took_s, 3)
     note_saved(state, checkpoint.step)
-    text = f"rank {event.global_rank} saved step {checkpoint.step} in {event.took_s:.1f} s before the restart"
+    who = ranks_text(event.global_ranks or [event.global_rank])
+    text = f"{who} saved step {checkpoint.step} in {event.took_s:.1f} s before the restart"
     doubt = ""
     if event.is_unchecked:
         save.told["unchecked"], doubt = True, f" ({UNCHECKED})"

@@ -59,6 +59,18 @@ def test_after_a_crash_a_rank_saves_before_the_others_are_ended(told: Told) -> N
     assert (incident.action, [one.rank for one in incident.culprits]) == ("restart", [0])
 
 
+def test_all_who_have_saved_a_part_are_named(told: Told) -> None:
+    training(told)
+    order = asked(told.exits(0, -9, 6.0))
+    saved = msgspec.to_builtins(SAVED)
+    actions = answer(told, order, global_rank=1, global_ranks=[1, 2], checkpoint=saved, took_s=0.42)
+    [said] = [one.text for one in actions if isinstance(one, ac.Say)]
+    assert said == f"ranks 1-2 saved step 12 in 0.4 s before the restart: {SAVED.path}"
+    end_crash(told)
+    [incident] = told.incidents.values()
+    assert incident.evidence["jit"] == {"rank": 1, "ranks": [1, 2], "step": 12, "path": SAVED.path, "took_s": 0.42}
+
+
 def test_in_a_hang_neither_the_culprit_nor_who_is_stopped_is_asked(told: Told) -> None:
     told = told.branch()  # who decides is called by hand
     training(told, ranks=5, saving=(0, 1, 2, 3, 4))

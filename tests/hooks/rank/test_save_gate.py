@@ -146,6 +146,12 @@ def test_steps_that_are_counted_where_they_begin_are_not_those_that_are_done(
     assert one.why_not() == (early if is_early else "")
 
 
+def test_who_is_asked_for_a_part_does_not_save_all(training: Training) -> None:
+    training.gate.asked_part = (0, 2)
+    training.backward()
+    assert training.why_not() == "it holds no part: nothing that it trains is sharded"
+
+
 def test_before_the_first_step_there_is_nothing(make: Callable[..., Training]) -> None:
     one = make()
     one.backward()

@@ -1,4 +1,4 @@
-"""DDP over gloo, the same numbers each time; saves by one line when guardrun asks for it, well or badly."""
+"""DDP or FSDP over gloo, the same numbers each time; saves by one line when guardrun asks for it, well or badly."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ parser.add_argument("--how", action="append", default=[], help="how the function
 parser.add_argument("--first-save", type=int, default=0, help="an ordinary save after this step")
 parser.add_argument("--steps", type=int, default=16)
 parser.add_argument("--resume", default="")
+parser.add_argument("--shards", type=int, default=0, help="FSDP2, with as many replicas as there are ranks for")
+parser.add_argument("--again", action="store_true", help="in the end once more from the beginning, undisturbed")
 parser.add_argument("--marks", default="", help="what tests of several nodes give all scripts")
 arguments = parser.parse_args()
 RANK, ATTEMPT = int(os.environ["RANK"]), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -33,27 +35,44 @@ OUT = Path("out")
 class State:
     def __init__(self) -> None:
         torch.manual_seed(3)
-        self.model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, 4)))
+        layers = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.Linear(32, 4))
+        self.model = shard(layers) if arguments.shards else DistributedDataParallel(layers)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-2)
         self.scheduler = torch.optim.lr_scheduler.LinearLR(self.optimizer, total_iters=50)
         self.steps = 0
 
     def parts(self) -> tuple[torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
-        return self.model.module, self.optimizer, self.scheduler
+        return getattr(self.model, "module", self.model), self.optimizer, self.scheduler
 
     def save(self, name: str, says: int | None = None, out: Path = OUT) -> str:
         out.mkdir(exist_ok=True)
         content = {str(n): part.state_dict() for n, part in enumerate(self.parts())}
         named = {"model": content["0"], "optimizer": content["1"], "scheduler": content["2"]}
+        if arguments.shards:
+            part = RANK % arguments.shards
+            name += f"_rank{part}" if HOW == "bare" else f"_shard{part}_of_{arguments.shards}"
         torch.save({**named, "step": self.steps if says is None else says}, out / f"{name}.tmp")
         os.replace(out / f"{name}.tmp", out / f"{name}.pt")
         return str(out / f"{name}.pt")
 
     def load(self, path: str) -> None:
+        if arguments.shards:
+            part = RANK % arguments.shards
+            path = path.replace("shard0", f"shard{part}").replace("rank0", f"rank{part}")
         content = torch.load(path)
         for name, part in zip(("model", "optimizer", "scheduler"), self.parts(), strict=True):
             part.load_state_dict(content[name])
         self.steps = content["step"]
+
+
+def shard(layers: torch.nn.Module) -> torch.nn.Module:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    world = dist.get_world_size()
+    mesh = init_device_mesh("cpu", (world // arguments.shards, arguments.shards), mesh_dim_names=("copies", "shards"))
+    fully_shard(layers[0], mesh=mesh)
+    return fully_shard(layers, mesh=mesh)
 
 
 dist.init_process_group("gloo")
@@ -64,7 +83,7 @@ def save_in_time() -> str | None:
     """Called by guardrun."""
     Path(f"asked-{ATTEMPT}-{RANK}").touch()
     how, path = HOW, f"jit_{state.steps}"
-    if how == "raises":
+    if how == "raises" or (how == "part" and RANK % arguments.shards):
         raise OSError("no space left for this")
     if how == "hangs":
         state.save(path)
@@ -118,29 +137,39 @@ if HOW == "taken":
 if arguments.resume:
     state.load(arguments.resume)
 print(f"attempt {ATTEMPT} rank {RANK} starts at step {state.steps}", file=sys.stderr, flush=True)
-losses = open(f"losses-{RANK}", "a")  # noqa: SIM115
-for step in range(state.steps + 1, arguments.steps + 1):
-    time.sleep(0.02)
-    is_due = f"{step}:{RANK}" == AT
-    batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(1000 * step + RANK))
-    if is_due and FAULT != "after":
-        suffer()
-    state.optimizer.zero_grad()
-    loss = state.model(batch).square().mean()
-    loss.backward()
-    state.optimizer.step()
-    if FAULT == "after" and AT.startswith(f"{step}:"):
-        if is_due:
+
+
+def train(attempt: str, name: str, at: str = "") -> None:
+    losses = open(f"{name}-{RANK}", "a")  # noqa: SIM115
+    for step in range(state.steps + 1, arguments.steps + 1):
+        time.sleep(0.02)
+        is_due = f"{step}:{RANK}" == at
+        batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(1000 * step + RANK))
+        if is_due and FAULT != "after":
             suffer()
-        dist.all_reduce(loss.detach())
-    state.scheduler.step()
-    state.steps = step
-    losses.write(f"{ATTEMPT} {step} {loss.item().hex()}\n")
-    losses.flush()
-    if step == arguments.first_save:
-        if RANK == 0:
-            state.save(f"ckpt_{step}")
-        dist.barrier()
+        state.optimizer.zero_grad()
+        loss = state.model(batch).square().mean()
+        loss.backward()
+        state.optimizer.step()
+        if FAULT == "after" and at.startswith(f"{step}:"):
+            if is_due:
+                suffer()
+            dist.all_reduce(loss.detach())
+        state.scheduler.step()
+        state.steps = step
+        losses.write(f"{attempt} {step} {loss.item().hex()}\n")
+        losses.flush()
+        if at and step == arguments.first_save:
+            if max(1, arguments.shards) > RANK:
+                state.save(f"ckpt_{step}")
+            dist.barrier()
+
+
+train(ATTEMPT, "losses", AT or "never")
+if arguments.again:
+    hooks.save_with(None)
+    state = State()
+    train("again", "undisturbed")
 dist.barrier()
 dist.destroy_process_group()
 let_go()
