@@ -174,7 +174,8 @@ class NodeSaves:
                 waiting = [one for one in self._watched if time.monotonic_ns() < one.until_ns and not one.is_told]
                 self._watched = [one for one in waiting if not one.has_changed()]
                 self._is_watching = is_watching = bool(self._watched)
-            if len(self._watched) < len(waiting):
+                is_any = len(self._watched) < len(waiting)
+            if is_any:
                 self._node.post(self._node.examinations.sample)
             if is_watching:
                 time.sleep(POLL_S)

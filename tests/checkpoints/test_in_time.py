@@ -213,6 +213,17 @@ def test_what_may_be_torn_is_none(names: dict[int, str], why: str, four: Run) ->
     assert isinstance(found, str) and any(one in found for one in why.split("|")), found
 
 
+def test_files_of_two_saves_are_none(four: Run) -> None:
+    """The next save was written over them, and cut short."""
+    paths = {
+        rank: four.save(f"last_shard{rank}_of_2.pt", 40, kind) for rank, kind in enumerate(("@training", "@lightning"))
+    }
+    choice = four.chooser.choose()
+    assert [one.reason for one in choice.skipped] == ["its files are of different steps (40 and 77)"]
+    assert four.saw_parts(paths) == "its files are of different steps (40 and 77)"
+    assert choice.checkpoint is None
+
+
 def test_a_part_that_is_torn_or_of_another_step_or_not_alone_is_none(four: Run) -> None:
     paths = {rank: four.write(f"last_rank{rank - 2}.pt") for rank in (2, 3)}
     assert four.saw_parts(paths, 41) == "one says step 40, where 41 is right"

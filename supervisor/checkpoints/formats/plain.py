@@ -187,10 +187,14 @@ class Sharded:
         if missing := missing_numbers((split[1] for split in splits if split), count):
             return Torn(f"lacks the file of {say_ranks(missing)}")
         verdict = check_all(candidate, inspector)
-        if not isinstance(verdict, Whole):
+        if not isinstance(verdict, Whole) or candidate.step is not None:
             return verdict
-        contents = inspector.describe(candidate.path, candidate.files[candidate.path])
-        return Whole(contents.step if contents and candidate.step is None else None)
+        # Where each save is written over the one before, it may have been cut short after some of them.
+        described = [inspector.describe(path, stat) for path, stat in candidate.files.items()]
+        steps = sorted({contents.step for contents in described if contents and contents.step is not None})
+        if len(steps) > 1:
+            return Torn(f"its files are of different steps ({steps[0]} and {steps[-1]})")
+        return Whole(steps[0] if steps else None)
 
     def takes(self, place: Place) -> str | None:
         """Nothing that could be known."""
