@@ -21,7 +21,7 @@ from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 
-from guardrun.hooks.warm.recorder import AGAIN, is_read, read_time_ns
+from guardrun.hooks.warm.recorder import AGAIN, READ_BY_LIBRARIES, is_read, read_time_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,13 +29,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from guardrun.hooks.warm.recorder import Record, Recorder
-
-READ_BY_LIBRARIES = (
-    "LD_", "MALLOC_", "GLIBC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_", "VECLIB_",
-    "LC_", "LANG", "TZ", "ATEN_", "PYTORCH_", "TORCH_CPP_", "TORCH_SHOW_", "DNNL_", "ONEDNN_", "RAYON_",
-    "JEMALLOC", "ARROW_", "OPENSSL_", "SSL_", "KINETO_",
-)  # fmt: skip
-"""Variables that libraries may read as they are loaded, where no recorder sees it."""
 
 
 class _Given:

@@ -19,7 +19,7 @@ import msgspec
 
 from guardrun.hooks.beat.imports_report import FILE
 from guardrun.launcher.base.terminal_lines import Log
-from guardrun.launcher.warm.warm_process import ForkedProcess, WarmError, WarmProcess
+from guardrun.launcher.warm.warm_process import ENDED, ForkedProcess, WarmError, WarmProcess
 from guardrun.supervisor.collect.host.memory_limits import MemoryLimits
 from guardrun.supervisor.wire.warm_state import WARM_FILE, WarmState
 
@@ -109,8 +109,10 @@ class WarmRanks:
             return
         self._fork_ahead()
         if self.process is not None and time.monotonic() - self.process.checked_s > CHECKED_S:
-            with suppress(WarmError):  # begin() will meet it, too.
+            try:
                 self.process.check()
+            except WarmError as error:
+                self.give_up(str(error))
 
     def begin(self) -> bool:
         """Have an attempt's ranks ready, to be taken one after the other. False: they are to be started as ever."""
@@ -177,6 +179,11 @@ class WarmRanks:
         self.is_over = True
         self.close()
 
+    def end(self) -> None:
+        """No attempt comes after this one: nothing is kept for it."""
+        self.is_over = True
+        self.close()
+
     def close(self) -> None:
         """End the process, if there is one."""
         process, self.process, self.is_ready = self.process, None, False
@@ -204,7 +211,7 @@ class WarmRanks:
             self.log.write("warm_leaves_out", modules=answer["again"], why=answer.get("why"))
             self.close()
         else:
-            self.give_up(str(answer.get("useless") or answer.get("why") or "the warm process has ended"))
+            self.give_up(str(answer.get("useless") or answer.get("why") or ENDED))
 
     def _show(self, state: WarmState) -> None:
         path = self.sockets / WARM_FILE

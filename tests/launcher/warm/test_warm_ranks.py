@@ -106,7 +106,7 @@ def test_one_that_does_not_fork_is_given_up(tmp_path: Path) -> None:
     wait_until(is_ready, 30, "it to be ready")
     assert read_warm_state(tmp_path) == WarmState(state="ready", modules=1)
     assert not ranks.begin() and ranks.is_over
-    assert lines.reasons() == ["it has ended"]
+    assert lines.reasons() == ["the warm process has ended"]
 
 
 def test_a_rank_that_falls_soon_after_its_fork_is_the_last(tmp_path: Path) -> None:
