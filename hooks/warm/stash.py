@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
@@ -109,6 +110,8 @@ class Stash:
         self.seeds_torch = False
         """A fresh process has a random seed."""
         self._is_within = 0
+        self.cpus = os.sched_getaffinity(0)
+        """Those of the rank at its start: libraries count them as they are loaded."""
 
     def find_readers(self) -> dict[str, str]:
         """All variables that a module has read, each with one of those, but for modules that read them again."""
@@ -229,6 +232,9 @@ class Stash:
             self._modules[name].current_process().authkey = os.urandom(32)
         elif name == "threading":
             self._modules[name].main_thread()._set_native_id()  # a fork leaves it as it was before Python 3.12
+        elif name == "logging":
+            names = vars(self._modules[name])  # %(relativeCreated)d counts from here
+            names["_startTime"] = time.time() if isinstance(names["_startTime"], float) else time.time_ns()
         elif name == "torch.random" and self.seeds_torch:
             self._modules[name].default_generator.seed()
         elif name == "numpy.random.mtrand":
@@ -266,11 +272,13 @@ class Stash:
             for other in coming:
                 if other in self._origins and self._find(other) != self._origins[other]:
                     self.refuse(f"{other} is found elsewhere now")
-        changed = self._changed()
-        if not changed:
+        changed, has_other_cpus = self._changed(), os.sched_getaffinity(0) != self.cpus
+        if not changed and not has_other_cpus:
             return
         coming = self._closure(name) if coming is None else coming
         loaded = [other for other in coming if other in self._records and _is_native(self._records[other].spec)]
+        if loaded and has_other_cpus:
+            self.refuse("the script has changed this process's CPUs, which libraries count as they are loaded")
         if loaded and any(variable.startswith(READ_BY_LIBRARIES) for variable in changed):
             self.refuse(f"{', '.join(sorted(changed))[:200]} may be read by libraries, and is not what it was")
         for other in coming:
@@ -367,7 +375,7 @@ class Stash:
         return found
 
 
-_SEEDED = ("multiprocessing.process", "threading", "torch.random", "numpy.random.mtrand")
+_SEEDED = ("logging", "multiprocessing.process", "threading", "torch.random", "numpy.random.mtrand")
 """Modules that have something of each process's own."""
 
 

@@ -258,7 +258,8 @@ class Warm:
         """The script has changed what modules read as they are imported: be a fresh process, from the first line on.
 
         What an exec leaves as the script has set it is what it was at its first line. rank: its pid. A child of its
-        (a data worker) must not be a second rank: it ends, and all ranks are executed from then on.
+        (a data worker) must not be a second rank, and one that others have met, or that trains, can't do all of that
+        twice: it ends, and all ranks are executed from then on.
         """
         import os
         import posix
@@ -268,8 +269,8 @@ class Warm:
                 file.write(why[:500])
         except OSError:
             pass
-        if os.getpid() != rank:
-            line = f"guardrun: process {os.getpid()}, a child of a warm rank, can't import this, and ends: {why}"
+        if os.getpid() != rank or _has_begun():
+            line = f"guardrun: process {os.getpid()}, of a warm rank, can't begin anew any more, and ends: {why}"
             try:
                 os.write(2, f"{line[:500]}\n".encode("utf-8", "replace"))
             finally:
@@ -280,6 +281,10 @@ class Warm:
         try:
             os.chdir(folder)
         except OSError:  # The script has removed it.
+            pass
+        try:
+            os.sched_setaffinity(0, self._stash.cpus)
+        except OSError:
             pass
         self._start.set_signals(message["ignored"], message["blocked"])
         # Not by os.execve: the hooks have theirs add what this environment has already.
@@ -312,6 +317,16 @@ class Warm:
             channel.send(self._json.dumps(answer).encode())
         except OSError:  # The launcher has gone, or wants nothing any more.
             pass
+
+
+def _has_begun() -> bool:
+    """Whether this rank has met others, or trained; so it is taken where nobody knows."""
+    rank = getattr(sys.modules.get(f"{HOOKS}rank.rank"), "active", None)
+    board: Any = sys.modules.get(f"{HOOKS}wire.board")
+    if rank is None or board is None:
+        return True
+    stone = board.Milestone
+    return bool(rank.words[board.Field.MILESTONES] & (stone.INIT_ENTERED | stone.INIT_DONE | stone.FIRST_PROGRESS))
 
 
 class Imports:

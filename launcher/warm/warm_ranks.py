@@ -169,7 +169,7 @@ class WarmRanks:
         """A rank has ended by itself."""
         began_s = self._began.pop(pid, None)
         if began_s is not None and exitcode and time.monotonic() - began_s < TRIAL_S:
-            self.give_up(f"a rank that was forked ended with {exitcode} within {TRIAL_S:g} s")
+            self.give_up(self._read_refusal() or f"a rank that was forked ended with {exitcode} within {TRIAL_S:g} s")
 
     def give_up(self, why: str) -> None:
         """From now on all ranks are started as ever."""

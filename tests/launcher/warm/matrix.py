@@ -20,6 +20,7 @@ from typing import Any, cast
 
 import guardrun
 from guardrun.hooks.beat.imports_report import FILE
+from guardrun.hooks.wire.board import board_name, create_board
 from guardrun.launcher.base.processes import DEAD, read_all_stats, read_children, read_stat
 from guardrun.launcher.base.terminal_lines import Log
 from guardrun.launcher.warm import warm_process
@@ -43,6 +44,7 @@ if "anew" in sys.argv and not os.path.exists(PASSED):
     open(PASSED, "w").close()
     os.chdir("/")
     os.umask(0o077)
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGWINCH])
@@ -67,6 +69,7 @@ told = {
     "pid": os.getpid(), "ended": ended, "setting": heavy.SETTING, "path": os.environ.get("PYTHONPATH"),
     "cwd": os.getcwd(), "umask": umask, "blocked": [int(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
     "timer": signal.getitimer(signal.ITIMER_REAL)[0], "argv": sys.argv,
+    "cpus": sorted(os.sched_getaffinity(0)),
     "ignored": [int(n) for n in signal.valid_signals() if signal.getsignal(n) == signal.SIG_IGN],
     "interrupt": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
 }
@@ -74,6 +77,12 @@ path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"told-{os.envir
 with open(path + ".part", "w") as file:
     json.dump(told, file)
 os.rename(path + ".part", path)
+if "late" in sys.argv:
+    from guardrun import hooks
+    hooks.step()
+    os.environ["HEAVY_SETTING"] = "new"
+    del sys.modules["heavy"]
+    import heavy
 """
 
 
@@ -86,13 +95,17 @@ class Node:
         self.lines: list[tuple[str, dict[str, Any]]] = []
         self.ranks = WarmRanks(self.command, folder, 0, 2, cast("Log", self))
         (folder / REFUSED_FILE).unlink(missing_ok=True)
+        for rank in (0, 1):
+            (folder / board_name(0, rank)).unlink(missing_ok=True)
+            create_board(str(folder / board_name(0, rank)))
         hooks = {"sockets": str(folder), "attempt": 0, "launcher_pid": os.getpid(), "token": "t", "pythonpath": None}
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+            "RANK": "0",
             "GUARDRUN_HOOKS": json.dumps(hooks),
             "PYTHONPATH": str(INJECT),
         }
-        self.ranks.note_environment(self.environment, {})
+        self.ranks.note_environment(self.environment, {"RANK": 0})
 
     def write(self, event: str, **fields: Any) -> None:
         """As the run's log has it."""
@@ -172,16 +185,16 @@ def patience(fork_s: float, begin_s: float) -> Iterator[None]:
 
 
 def ranks_that_refuse(node: Node) -> dict[str, Any]:
-    """Of two that are told to be ranks, one has another PYTHONHASHSEED; the next two are stopped, and killed."""
+    """Of two that are told to be ranks, one has another PYTHONHASHSEED; the other one trains when it is to begin anew."""
     node.make_ready()
     assert node.ranks.begin(), node.lines
-    good, bad = node.claim("good"), node.claim("bad", PYTHONHASHSEED="7")
+    good, bad = node.claim("good", "late"), node.claim("bad", RANK="1", PYTHONHASHSEED="7")
     assert good is not None and bad is not None
     refused = node.ranks.find_refused()
-    told = node.told("good")
+    code, told = good.wait(60), node.told("good")
     return {
         "refused": refused == {bad.pid},
-        "code": good.wait(60),
+        "code": code,
         "is_itself": told["pid"] == good.pid,
         "why": node.reasons,
         "is_over": node.ranks.is_over,
@@ -217,7 +230,7 @@ def ranks_that_begin_anew(node: Node) -> dict[str, Any]:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as if nohup had been there when ranks were executed
     signal.signal(signal.SIGUSR2, signal.SIG_DFL)
     try:
-        new, plain = node.claim("new", "anew"), node.claim("plain", "child")
+        new, plain = node.claim("new", "anew"), node.claim("plain", "child", RANK="1")
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
     assert new is not None and plain is not None
