@@ -107,6 +107,7 @@ class Stash:
         """With which the rank was started."""
         self.changed: frozenset[str] = frozenset()
         self.refuse: Callable[[str], object] = lambda why: None
+        self.can_begin_anew: Callable[[], bool] = lambda: True
         self.seeds_torch = False
         """A fresh process has a random seed."""
         self._is_within = 0
@@ -272,7 +273,8 @@ class Stash:
             for other in coming:
                 if other in self._origins and self._find(other) != self._origins[other]:
                     self.refuse(f"{other} is found elsewhere now")
-        changed, has_other_cpus = self._changed(), os.sched_getaffinity(0) != self.cpus
+        changed = self._changed()
+        has_other_cpus = os.sched_getaffinity(0) != self.cpus and self.can_begin_anew()
         if not changed and not has_other_cpus:
             return
         coming = self._closure(name) if coming is None else coming

@@ -3,7 +3,7 @@
 The launcher starts it as it starts a rank, with GUARDRUN_WARM in place of GUARDRUN_HOOKS: the number of a socket. Then,
 over that socket (SOCK_SEQPACKET, JSON):
 
-    launcher → warm    {"imports": FILE, "left_out": FILE}                 once
+    launcher → warm    {"imports": [FILE, …], "left_out": FILE}            once
     warm → launcher    {"ready": …} or {"again": N} or {"useless": "…"}    once
     launcher → warm    {"fork": PID}, its own, with a socket for each rank to be
     warm → launcher    {"pids": […]}
@@ -246,7 +246,8 @@ class Warm:
         stash.environ = environment
         folder = os.getcwd()
         pid = os.getpid()
-        stash.refuse = lambda why: self._start_anew(message, hooks["sockets"], folder, why, pid)
+        stash.can_begin_anew = lambda: os.getpid() == pid and not _has_begun()
+        stash.refuse = lambda why: self._start_anew(message, hooks["sockets"], folder, why)
         self._start.forget(stash, self._recorder.unseeded)
         try:
             channel.send(b"{}")
@@ -254,12 +255,12 @@ class Warm:
             pass
         channel.close()
 
-    def _start_anew(self, message: dict[str, Any], sockets: str, folder: str, why: str, rank: int) -> NoReturn:
+    def _start_anew(self, message: dict[str, Any], sockets: str, folder: str, why: str) -> NoReturn:
         """The script has changed what modules read as they are imported: be a fresh process, from the first line on.
 
-        What an exec leaves as the script has set it is what it was at its first line. rank: its pid. A child of its
-        (a data worker) must not be a second rank, and one that others have met, or that trains, can't do all of that
-        twice: it ends, and all ranks are executed from then on.
+        What an exec leaves as the script has set it is what it was at its first line. A child of a rank (a data worker)
+        must not be a second rank, and one that has met others, or trains, can't do all of that twice: it ends, and all
+        ranks are executed from then on.
         """
         import os
         import posix
@@ -269,7 +270,7 @@ class Warm:
                 file.write(why[:500])
         except OSError:
             pass
-        if os.getpid() != rank or _has_begun():
+        if not self._stash.can_begin_anew():
             line = f"guardrun: process {os.getpid()}, of a warm rank, can't begin anew any more, and ends: {why}"
             try:
                 os.write(2, f"{line[:500]}\n".encode("utf-8", "replace"))
@@ -335,11 +336,13 @@ class Imports:
     def __init__(self, recorder: Recorder, asked: dict[str, Any]) -> None:
         import json
 
-        with open(asked["imports"], encoding="utf-8") as file:
-            told = json.loads(file.read(MAX_MESSAGE_BYTES * 8))
+        told = []
+        for path in asked["imports"]:
+            with open(path, encoding="utf-8") as file:
+                told.append(json.loads(file.read(MAX_MESSAGE_BYTES * 8)))
         self._recorder = recorder
-        self._origins: dict[str, str | None] = dict(told["modules"][:MAX_MODULES])
-        self._changed: list[str] = told["changed"]
+        self._origins: dict[str, str | None] = dict(told[0]["modules"][:MAX_MODULES])
+        self._changed: list[str] = [name for one in told for name in one["changed"]]
         self._left_out_file = asked["left_out"]
         self._left_out = self._read_left_out()
         self._folders = installed_folders()

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from guardrun.hooks.beat.imports_report import FILE
+from guardrun.hooks.beat.imports_report import file_names
 from guardrun.launcher.base.terminal_lines import Log
 from guardrun.launcher.warm.warm_process import ENDED, ForkedProcess, WarmError, WarmProcess
 from guardrun.supervisor.collect.host.memory_limits import MemoryLimits
@@ -74,13 +74,13 @@ class WarmRanks:
         self._environment = {name: value for name, value in environment.items() if name not in own}
 
     def turn(self, now_s: float, *, is_training: bool) -> None:
-        """Start it once a rank has said what it imports; end it where memory ends; read its answers."""
+        """Start it once all ranks have said what they import and set; end it where memory ends; read its answers."""
         if self.is_over:
             return
         if (why := self._read_refusal()) or (why := self._short_of_memory(now_s)):
             self.give_up(why)
         elif self.process is None:
-            if is_training and (self.sockets / FILE).exists():
+            if is_training and all(path.exists() for path in self._told()):
                 self._start()
         elif (answer := self.process.read()) is not None:
             self._note(answer)
@@ -190,9 +190,13 @@ class WarmRanks:
         if process is not None:
             process.close()
 
+    def _told(self) -> list[Path]:
+        """What each rank leaves when it has done a step."""
+        return [self.sockets / name for name in file_names(self.count)]
+
     def _start(self) -> None:
         self._tries += 1
-        asked = {"imports": str(self.sockets / FILE), "left_out": str(self.sockets / LEFT_OUT_FILE)}
+        asked = {"imports": [str(path) for path in self._told()], "left_out": str(self.sockets / LEFT_OUT_FILE)}
         try:
             self.process = WarmProcess(self.command, self._environment, asked)
         except OSError as error:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import guardrun
-from guardrun.hooks.beat.imports_report import FILE
+from guardrun.hooks.beat.imports_report import file_names
 from guardrun.hooks.wire.board import board_name, create_board
 from guardrun.launcher.base.processes import DEAD, read_all_stats, read_children, read_stat
 from guardrun.launcher.base.terminal_lines import Log
@@ -185,7 +185,7 @@ def patience(fork_s: float, begin_s: float) -> Iterator[None]:
 
 
 def ranks_that_refuse(node: Node) -> dict[str, Any]:
-    """Of two that are told to be ranks, one has another PYTHONHASHSEED; the other one trains when it is to begin anew."""
+    """Of two that are told to be ranks, one has another PYTHONHASHSEED; the other trains when it is to begin anew."""
     node.make_ready()
     assert node.ranks.begin(), node.lines
     good, bad = node.claim("good", "late"), node.claim("bad", RANK="1", PYTHONHASHSEED="7")
@@ -340,7 +340,8 @@ def make_environment(folder: Path) -> Path:
     (packages / "heavy.py").write_text(HEAVY)
     (folder / "train.py").write_text(SCRIPT)
     modules = [["heavy", str(packages / "heavy.py")]]
-    (folder / FILE).write_text(json.dumps({"modules": modules, "changed": []}))
+    for name in file_names(2):
+        (folder / name).write_text(json.dumps({"modules": modules, "changed": []}))
     return folder / "venv" / "bin" / "python"
 
 
