@@ -275,7 +275,7 @@ def killed_at(node: Node, moment: str, signum: signal.Signals) -> dict[str, Any]
 
 
 def forks_are_known_before_a_sweep(node: Node) -> dict[str, Any]:
-    """While a fork is asked for and not answered, whoever would end what it does not know has to know it first."""
+    """Before a fork is answered: whoever ends what it does not know has to know it first. Then memory ends."""
     node.make_ready()
     process = node.ranks.process
     assert process is not None
@@ -287,9 +287,10 @@ def forks_are_known_before_a_sweep(node: Node) -> dict[str, Any]:
     node.ranks.settle()
     children = {pid for pid in read_children(os.getpid()) if getattr(read_stat(pid), "state", "X") not in DEAD}
     answer = {"waiting": len(process.waiting()), "unknown": sorted(children - node.ranks.pids())}
-    node.ranks.close()
+    node.ranks.free_bytes = 1 << 60
+    node.ranks.turn(time.monotonic() + 100.0, is_training=True)
     wait(lambda: not find_left(set()), "everything's end", 5.0)
-    return answer
+    return {**answer, "why": ["warm_free_mb" in why for why in node.reasons]}
 
 
 def launcher_is_killed(folder: Path, python: Path, moment: str) -> dict[str, Any]:

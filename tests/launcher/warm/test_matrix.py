@@ -66,8 +66,8 @@ def test_signals_are_those_of_the_launcher_at_the_start_of_the_attempt(answers: 
     assert signal.SIGHUP in plain["ignored"] and signal.SIGUSR2 not in plain["ignored"] and plain["interrupt"]
 
 
-def test_all_that_was_forked_is_known_before_others_are_ended(answers: Answers) -> None:
-    assert answers["forks_are_known_before_a_sweep"] == {"waiting": 5, "unknown": []}
+def test_all_that_was_forked_is_known_before_others_are_ended_and_goes_with_the_memory(answers: Answers) -> None:
+    assert answers["forks_are_known_before_a_sweep"] == {"waiting": 5, "unknown": [], "why": [True]}
 
 
 @pytest.mark.parametrize(
