@@ -80,7 +80,7 @@ class WarmRanks:
         if (why := self._read_refusal()) or (why := self._short_of_memory(now_s)):
             self.give_up(why)
         elif self.process is None:
-            if is_training and all(path.exists() for path in self._told()):
+            if is_training and all(path.exists() for path in self._reports()):
                 self._start()
         elif (answer := self.process.read()) is not None:
             self._note(answer)
@@ -190,13 +190,13 @@ class WarmRanks:
         if process is not None:
             process.close()
 
-    def _told(self) -> list[Path]:
+    def _reports(self) -> list[Path]:
         """What each rank leaves when it has done a step."""
         return [self.sockets / name for name in file_names(self.count)]
 
     def _start(self) -> None:
         self._tries += 1
-        asked = {"imports": [str(path) for path in self._told()], "left_out": str(self.sockets / LEFT_OUT_FILE)}
+        asked = {"imports": [str(path) for path in self._reports()], "left_out": str(self.sockets / LEFT_OUT_FILE)}
         try:
             self.process = WarmProcess(self.command, self._environment, asked)
         except OSError as error:

@@ -110,14 +110,14 @@ def test_what_any_rank_sets_counts_and_none_is_started_before_all_have_said_so(
     monkeypatch.setenv("SET_BY_ALL", "1")
     ranks, _ = make(tmp_path)
     before = {name: value for name, value in os.environ.items() if name != "SET_BY_ALL"}
-    for local, path in enumerate(ranks._told()):
+    for local, path in enumerate(ranks._reports()):
         path.unlink()
         ranks.turn(0.0, is_training=True)
         assert ranks.pids() == set()
         if local == 1:
             monkeypatch.setenv("SET_BY_SECOND", "1")
         write(cast("Rank", SimpleNamespace(sockets=str(tmp_path), local_rank=local)), before)
-    told = Imports(cast("Any", None), {"imports": ranks._told(), "left_out": tmp_path / LEFT_OUT_FILE})
+    told = Imports(cast("Any", None), {"imports": ranks._reports(), "left_out": tmp_path / LEFT_OUT_FILE})
     assert sorted(told._changed) == ["SET_BY_ALL", "SET_BY_ALL", "SET_BY_SECOND"]
     assert told._origins["json"] == json.__spec__.origin
 
