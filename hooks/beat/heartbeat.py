@@ -71,7 +71,7 @@ class Heartbeat:
         """Timeouts of groups."""
         self._has_told = rank.global_rank != 0
         """What it computes with."""
-        self._environ = dict(os.environ) if rank.settings.get("warm") and os.environ.get("LOCAL_RANK") == "0" else None
+        self._environ = dict(os.environ) if rank.settings.get("warm") and "LOCAL_RANK" in os.environ else None
         """As it was at the start, until a warm process has been told what this rank imports; None: none is to be."""
         self._examiner: Examiner | None = None
         """None until a person asks for something."""

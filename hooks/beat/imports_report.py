@@ -1,7 +1,7 @@
 """Which modules a rank had imported by its first step, and which variables its script had set: for the warm process.
 
-Written once, by the first rank of a node, on the hooks' thread, beside the boards. Nothing is imported for it, and no
-file is read.
+Written once, by the first rank of a node, on the hooks' thread, beside the boards. The others say which variables they
+have set: scripts set some in all ranks but the first (WANDB_MODE). Nothing is imported for it, and no file is read.
 """
 
 from __future__ import annotations
@@ -19,16 +19,22 @@ FILE = "imports.json"
 MAX_MODULES = 20_000
 
 
+def file_names(ranks: int) -> list[str]:
+    """What so many ranks of a node leave, the first one's first."""
+    return [FILE, *(f"variables-set-{local}.json" for local in range(1, ranks))]
+
+
 def write(rank: Rank, before: Mapping[str, str]) -> None:
     """Leave it, where there is none. before: the environment at the rank's start. Raises OSError."""
     import json  # has been imported by sitecustomize
 
-    path = os.path.join(rank.sockets, FILE)
+    path = os.path.join(rank.sockets, file_names(rank.local_rank + 1)[-1])
     if os.path.exists(path):
         return
     now = dict(os.environ)
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    text = json.dumps({"modules": find_modules(), "changed": changed})
+    modules = find_modules() if rank.local_rank == 0 else []
+    text = json.dumps({"modules": modules, "changed": changed})
     beside = f"{path}.{os.getpid()}"
     with open(beside, "w", encoding="utf-8") as file:
         file.write(text)

@@ -7,6 +7,7 @@ goes on inside of `sitecustomize`, so `__main__` and what follows are the interp
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # in no stub
 import atexit
 import ctypes
 import gc
@@ -18,7 +19,7 @@ from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from typing import Any
 
     from guardrun.hooks.warm.stash import Stash
@@ -28,6 +29,8 @@ PR_SET_MM, PR_SET_MM_MAP = 35, 14
 SYS_IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 IOPRIO_WHO_PROCESS, IOPRIO_IDLE = 1, 3 << 13
 """linux/ioprio.h"""
+OWN_SIGNALS = (_signal.SIGPIPE, _signal.SIGXFSZ)
+"""Python ignores them, whatever it was started with."""
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.sbrk.restype = ctypes.c_void_p
 LIBC.sbrk.argtypes = (ctypes.c_ssize_t,)
@@ -180,6 +183,19 @@ def become(command: Sequence[str], environment: Mapping[str, str], streams: Sequ
     sys.orig_argv[:] = words
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         _open_stream(number, getattr(sys, name))
+
+
+def set_signals(ignored: Collection[int], blocked: Collection[int]) -> None:
+    """Have signals as an exec by the launcher leaves them: these are ignored, and no others; these are blocked."""
+    for signum in _signal.valid_signals():
+        is_ignored = _signal.getsignal(signum) == _signal.SIG_IGN
+        if signum not in OWN_SIGNALS and is_ignored != (signum in ignored):
+            default = _signal.default_int_handler if signum == _signal.SIGINT else _signal.SIG_DFL
+            try:
+                _signal.signal(signum, _signal.SIG_IGN if signum in ignored else default)
+            except ValueError:  # not the main thread's: an exec follows, which goes by the kernel's side
+                LIBC.signal(signum, ctypes.c_void_p(int(signum in ignored)))
+    _signal.pthread_sigmask(_signal.SIG_SETMASK, blocked)
 
 
 def forget(stash: Stash, unseeded: Sequence[Any]) -> None:

@@ -33,6 +33,13 @@ RANK_VARIABLES = frozenset(
 RANK_PREFIXES = ("TORCHELASTIC_", "GUARDRUN_")
 """Variables that differ between ranks, or attempts."""
 
+READ_BY_LIBRARIES = (
+    "LD_", "MALLOC_", "GLIBC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_", "VECLIB_",
+    "LC_", "LANG", "TZ", "ATEN_", "PYTORCH_", "TORCH_CPP_", "TORCH_SHOW_", "DNNL_", "ONEDNN_", "RAYON_",
+    "JEMALLOC", "ARROW_", "OPENSSL_", "SSL_", "KINETO_",
+)  # fmt: skip
+"""Variables that libraries may read as they are loaded, where no recorder sees it."""
+
 AGAIN: dict[str, tuple[frozenset[str], Callable[[Any], object]]] = {
     "lightning.fabric.utilities.rank_zero": (
         frozenset({"RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK"}),

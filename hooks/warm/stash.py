@@ -17,11 +17,12 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import time
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import FunctionType, ModuleType
 
-from guardrun.hooks.warm.recorder import AGAIN, is_read, read_time_ns
+from guardrun.hooks.warm.recorder import AGAIN, READ_BY_LIBRARIES, is_read, read_time_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,13 +30,6 @@ if TYPE_CHECKING:
     from typing import Any
 
     from guardrun.hooks.warm.recorder import Record, Recorder
-
-READ_BY_LIBRARIES = (
-    "LD_", "MALLOC_", "GLIBC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "GOTO_", "BLIS_", "NUMEXPR_", "VECLIB_",
-    "LC_", "LANG", "TZ", "ATEN_", "PYTORCH_", "TORCH_CPP_", "TORCH_SHOW_", "DNNL_", "ONEDNN_", "RAYON_",
-    "JEMALLOC", "ARROW_", "OPENSSL_", "SSL_", "KINETO_",
-)  # fmt: skip
-"""Variables that libraries may read as they are loaded, where no recorder sees it."""
 
 
 class _Given:
@@ -113,9 +107,12 @@ class Stash:
         """With which the rank was started."""
         self.changed: frozenset[str] = frozenset()
         self.refuse: Callable[[str], object] = lambda why: None
+        self.can_begin_anew: Callable[[], bool] = lambda: True
         self.seeds_torch = False
         """A fresh process has a random seed."""
         self._is_within = 0
+        self.cpus = os.sched_getaffinity(0)
+        """Those of the rank at its start: libraries count them as they are loaded."""
 
     def find_readers(self) -> dict[str, str]:
         """All variables that a module has read, each with one of those, but for modules that read them again."""
@@ -236,6 +233,9 @@ class Stash:
             self._modules[name].current_process().authkey = os.urandom(32)
         elif name == "threading":
             self._modules[name].main_thread()._set_native_id()  # a fork leaves it as it was before Python 3.12
+        elif name == "logging":
+            names = vars(self._modules[name])  # %(relativeCreated)d counts from here
+            names["_startTime"] = time.time() if isinstance(names["_startTime"], float) else time.time_ns()
         elif name == "torch.random" and self.seeds_torch:
             self._modules[name].default_generator.seed()
         elif name == "numpy.random.mtrand":
@@ -274,10 +274,13 @@ class Stash:
                 if other in self._origins and self._find(other) != self._origins[other]:
                     self.refuse(f"{other} is found elsewhere now")
         changed = self._changed()
-        if not changed:
+        has_other_cpus = os.sched_getaffinity(0) != self.cpus and self.can_begin_anew()
+        if not changed and not has_other_cpus:
             return
         coming = self._closure(name) if coming is None else coming
         loaded = [other for other in coming if other in self._records and _is_native(self._records[other].spec)]
+        if loaded and has_other_cpus:
+            self.refuse("the script has changed this process's CPUs, which libraries count as they are loaded")
         if loaded and any(variable.startswith(READ_BY_LIBRARIES) for variable in changed):
             self.refuse(f"{', '.join(sorted(changed))[:200]} may be read by libraries, and is not what it was")
         for other in coming:
@@ -374,7 +377,7 @@ class Stash:
         return found
 
 
-_SEEDED = ("multiprocessing.process", "threading", "torch.random", "numpy.random.mtrand")
+_SEEDED = ("logging", "multiprocessing.process", "threading", "torch.random", "numpy.random.mtrand")
 """Modules that have something of each process's own."""
 
 

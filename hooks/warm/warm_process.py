@@ -3,13 +3,14 @@
 The launcher starts it as it starts a rank, with GUARDRUN_WARM in place of GUARDRUN_HOOKS: the number of a socket. Then,
 over that socket (SOCK_SEQPACKET, JSON):
 
-    launcher → warm    {"imports": FILE, "left_out": FILE}                 once
+    launcher → warm    {"imports": [FILE, …], "left_out": FILE}            once
     warm → launcher    {"ready": …} or {"again": N} or {"useless": "…"}    once
     launcher → warm    {"fork": PID}, its own, with a socket for each rank to be
     warm → launcher    {"pids": […]}
     launcher → warm    {"check": true}
     warm → launcher    {"same": true}, or {"useless": "…"}, after which it ends
-    launcher → rank    {"command": […], "environment": {…}}, with descriptors 0, 1, 2; the answer is {} or {"no": "…"}
+    launcher → rank    {"command": […], "environment": {…}, …}, with descriptors 0, 1, 2
+    rank → launcher    {} or {"no": "…"}
 
 A rank is forked by a fork that ends: so it comes to be the child of the launcher, who is the subreaper of all that it
 has started. It waits for its message, maybe for hours. What is not asked for any more ends as its socket is closed.
@@ -18,10 +19,11 @@ The warm process, and what waits, end with the launcher.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # in no stub
 import sys
 
 from guardrun.hooks.warm.process_state import Inspector, read_pss_bytes
-from guardrun.hooks.warm.recorder import AGAIN, Recorder, differs_by_rank, is_read
+from guardrun.hooks.warm.recorder import AGAIN, READ_BY_LIBRARIES, Recorder, differs_by_rank, is_read
 
 OWN = "guardrun"
 HOOKS, WARM = f"{OWN}.hooks.", f"{OWN}.hooks.warm"
@@ -63,14 +65,16 @@ class Warm:
     def __init__(self, number: int, recorder: Recorder) -> None:
         import ctypes
         import json
-        import signal
+        import os
         import socket as sockets
 
         self._json, self._sockets = json, sockets
         self._prctl = ctypes.CDLL(None).prctl
-        self._end_with_parent(signal.SIGKILL)
+        self._end_with_parent()
         self._socket = sockets.socket(fileno=number)
         self._socket.set_inheritable(False)
+        if self._is_alone():  # since before this process was to end with it
+            os._exit(0)
         self._recorder = recorder
         self._import_hooks()
 
@@ -87,11 +91,19 @@ class Warm:
             sys.modules.update(before)
             self._recorder.forget(_is_ours)
 
-    def _end_with_parent(self, signum: int) -> None:
-        """By this signal; 0: no more."""
+    def _end_with_parent(self) -> None:
+        """As ranks do once they have hooks."""
         import ctypes
 
-        self._prctl(1, ctypes.c_ulong(signum), 0, 0, 0)  # PR_SET_PDEATHSIG
+        self._prctl(1, ctypes.c_ulong(_signal.SIGKILL), 0, 0, 0)  # PR_SET_PDEATHSIG
+
+    def _is_alone(self) -> bool:
+        """Whether the launcher has gone."""
+        import select
+
+        poller = select.poll()
+        poller.register(self._socket.fileno(), 0)
+        return any(event & select.POLLHUP for _, event in poller.poll(0))
 
     def run(self) -> None:
         """Returns in a rank."""
@@ -120,7 +132,11 @@ class Warm:
             return False
         self._priority = rank_start.Priority()
         self._priority.lower()
-        imports = Imports(self._recorder, asked)
+        try:
+            imports = Imports(self._recorder, asked)
+        except (OSError, ValueError, LookupError, TypeError) as error:  # the script's own json, say
+            self._send(self._socket, {"useless": f"the list of its modules can't be read: {error}"[:500]})
+            return False
         answer = imports.run()
         self._recorder.end()
         if "ready" in answer:
@@ -175,6 +191,9 @@ class Warm:
             pid = os.fork()
             if pid == 0:
                 try:
+                    for other in descriptors:  # else nobody learns of the end of who has it
+                        if other != descriptor:
+                            os.close(other)
                     self._wait_to_be(descriptor, between, launcher)
                 except BaseException as error:
                     self._refuse(descriptor, f"{type(error).__name__}: {error}")
@@ -195,7 +214,6 @@ class Warm:
     def _wait_to_be(self, descriptor: int, between: int, launcher: int) -> None:
         """In a rank to be: returns once it is one."""
         import os
-        import signal
         import time
 
         deadline_s = time.monotonic() + PARENT_PATIENCE_S
@@ -203,7 +221,7 @@ class Warm:
             if time.monotonic() > deadline_s:
                 raise TimeoutError("whoever forked it has not ended")
             time.sleep(0.0005)
-        self._end_with_parent(signal.SIGKILL)
+        self._end_with_parent()
         if parent != launcher or os.getppid() != launcher:
             raise RuntimeError("it is no child of the launcher")
         self._socket.close()
@@ -220,14 +238,16 @@ class Warm:
         if why := self._why_not(command, environment):
             self._refuse(channel.fileno(), why)
         self._priority.restore()
-        self._end_with_parent(0)
         os.umask(message["umask"])
+        self._start.set_signals(message["ignored"], message["blocked"])
         self._start.become(command, environment, streams, channel.fileno())
         stash = self._stash
         hooks = self._json.loads(environment["GUARDRUN_HOOKS"])
         stash.environ = environment
         folder = os.getcwd()
-        stash.refuse = lambda why: _start_anew(command, environment, hooks["sockets"], folder, why)
+        pid = os.getpid()
+        stash.can_begin_anew = lambda: os.getpid() == pid and not _has_begun()
+        stash.refuse = lambda why: self._start_anew(message, hooks["sockets"], folder, why)
         self._start.forget(stash, self._recorder.unseeded)
         try:
             channel.send(b"{}")
@@ -235,10 +255,44 @@ class Warm:
             pass
         channel.close()
 
+    def _start_anew(self, message: dict[str, Any], sockets: str, folder: str, why: str) -> NoReturn:
+        """The script has changed what modules read as they are imported: be a fresh process, from the first line on.
+
+        What an exec leaves as the script has set it is what it was at its first line. A child of a rank (a data worker)
+        must not be a second rank, and one that has met others, or trains, can't do all of that twice: it ends, and all
+        ranks are executed from then on.
+        """
+        import os
+        import posix
+
+        try:
+            with open(os.path.join(sockets, "warm-refused"), "w", encoding="utf-8", errors="replace") as file:
+                file.write(why[:500])
+        except OSError:
+            pass
+        if not self._stash.can_begin_anew():
+            line = f"guardrun: process {os.getpid()}, of a warm rank, can't begin anew any more, and ends: {why}"
+            try:
+                os.write(2, f"{line[:500]}\n".encode("utf-8", "replace"))
+            finally:
+                os._exit(1)
+        for timer in (_signal.ITIMER_REAL, _signal.ITIMER_VIRTUAL, _signal.ITIMER_PROF):
+            _signal.setitimer(timer, 0.0)
+        os.umask(message["umask"])
+        try:
+            os.chdir(folder)
+        except OSError:  # The script has removed it.
+            pass
+        try:
+            os.sched_setaffinity(0, self._stash.cpus)
+        except OSError:
+            pass
+        self._start.set_signals(message["ignored"], message["blocked"])
+        # Not by os.execve: the hooks have theirs add what this environment has already.
+        posix.execve(sys.executable, message["command"], message["environment"])
+
     def _why_not(self, command: list[str], environment: dict[str, str]) -> str:
         """What speaks against a rank of this command line and environment; empty: nothing."""
-        from guardrun.hooks.warm.stash import READ_BY_LIBRARIES
-
         fixed = len(sys.orig_argv) - len(sys.argv) + 1
         if command[:fixed] != sys.orig_argv[:fixed]:
             return "another command line"
@@ -266,18 +320,14 @@ class Warm:
             pass
 
 
-def _start_anew(command: list[str], environment: dict[str, str], sockets: str, folder: str, why: str) -> NoReturn:
-    """The script has changed what modules read as they are imported: be a fresh process, from the first line on."""
-    import os
-
-    path = os.path.join(sockets, "warm-refused")
-    try:
-        with open(path, "w", encoding="utf-8", errors="replace") as file:
-            file.write(why[:500])
-    except OSError:
-        pass
-    os.chdir(folder)
-    os.execve(sys.executable, command, environment)
+def _has_begun() -> bool:
+    """Whether this rank has met others, or trained; so it is taken where nobody knows."""
+    rank = getattr(sys.modules.get(f"{HOOKS}rank.rank"), "active", None)
+    board: Any = sys.modules.get(f"{HOOKS}wire.board")
+    if rank is None or board is None:
+        return True
+    stone = board.Milestone
+    return bool(rank.words[board.Field.MILESTONES] & (stone.INIT_ENTERED | stone.INIT_DONE | stone.FIRST_PROGRESS))
 
 
 class Imports:
@@ -286,11 +336,13 @@ class Imports:
     def __init__(self, recorder: Recorder, asked: dict[str, Any]) -> None:
         import json
 
-        with open(asked["imports"], encoding="utf-8") as file:
-            told = json.loads(file.read(MAX_MESSAGE_BYTES * 8))
+        told = []
+        for path in asked["imports"]:
+            with open(path, encoding="utf-8") as file:
+                told.append(json.loads(file.read(MAX_MESSAGE_BYTES * 8)))
         self._recorder = recorder
-        self._origins: dict[str, str | None] = dict(told["modules"][:MAX_MODULES])
-        self._changed: list[str] = told["changed"]
+        self._origins: dict[str, str | None] = dict(told[0]["modules"][:MAX_MODULES])
+        self._changed: list[str] = [name for one in told for name in one["changed"]]
         self._left_out_file = asked["left_out"]
         self._left_out = self._read_left_out()
         self._folders = installed_folders()
@@ -330,11 +382,8 @@ class Imports:
             return {"useless": "a module draws random numbers as it is imported: all ranks would go on with the same"}
         if took_s < WORTH_S:
             return {"useless": f"what can be imported ahead takes {took_s:.2f} s"}
-        self._stats = {
-            name: _stat(record.spec.origin)
-            for name, record in recorder.records.items()
-            if record.spec.origin and record.spec.has_location
-        }
+        specs = [record.spec for record in recorder.records.values()]
+        self._stats = {spec.origin: _stat(spec.origin) for spec in specs if spec.origin and spec.has_location}
         return {"ready": {"modules": len(recorder.records), "took_s": round(took_s, 3), "failed": len(recorder.failed)}}
 
     def _read_left_out(self) -> set[str]:
@@ -355,16 +404,13 @@ class Imports:
 
     def _find_set_for_libraries(self) -> str:
         """A variable that the script has set by its first step, and whose readers nobody sees; empty: none."""
-        from guardrun.hooks.warm.stash import READ_BY_LIBRARIES
-
         effects = [effect for record in self._recorder.records.values() for effect in record.effects]
         own = {effect.name for effect in effects if hasattr(effect, "name")}
         return next((name for name in self._changed if name.startswith(READ_BY_LIBRARIES) and name not in own), "")
 
     def have_changed(self) -> bool:
         """Whether a file that a module came from is not what it was."""
-        records = self._recorder.records
-        return any(_stat(records[name].spec.origin) != stat for name, stat in self._stats.items())
+        return any(_stat(path) != stat for path, stat in self._stats.items())
 
     def _wanted(self) -> list[str]:
         """Modules that a rank had, of those that are installed, in the order in which it imported them."""
@@ -528,11 +574,11 @@ def _ask_fork(question: Any) -> str:
     return answer
 
 
-def _stat(path: str | None) -> tuple[int, int, int]:
+def _stat(path: str) -> tuple[int, int, int]:
     import os
 
     try:
-        status = os.stat(str(path))
+        status = os.stat(path)
     except OSError:
         return (0, 0, 0)
     return (status.st_ino, status.st_mtime_ns, status.st_size)

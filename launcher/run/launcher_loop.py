@@ -369,6 +369,7 @@ class Loop:
     def _obey(self, order: Order, now_s: float) -> None:
         if isinstance(order, Finish):
             self._finish, self._is_preempted = order.exit_code, order.is_preempted
+            self._end_warm()
             if not self.is_over:
                 self._begin_stop(now_s, grace_s=self.stop_grace_s)
         elif isinstance(order, Stop):
@@ -403,6 +404,10 @@ class Loop:
     def _prepare_next(self) -> None:
         if self.warm is not None and self._signum is None and self._finish is None:
             self.warm.prepare()
+
+    def _end_warm(self) -> None:
+        if self.warm is not None:
+            self.warm.end()
 
     def _advance_stop(self, now_s: float) -> None:
         if self._stopping is None or self.attempt is None:
@@ -503,6 +508,7 @@ class Loop:
             self._signum = signum
             self._finish_by_s = now_s + FINISH_PATIENCE_S
             self.supervision.send_fact(lambda seq: Signalled(seq=seq, signum=int(signum)))
+            self._end_warm()
             if self._stopping is not None:
                 self._stopping.forward(signum)
             self._begin_stop(now_s, self.shutdown_timeout_s, signum)

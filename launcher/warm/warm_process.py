@@ -21,6 +21,7 @@ FORK_S = 2.0
 BEGIN_S = 2.0
 """Likewise, until forked processes are ranks."""
 END_S = 1.0
+ENDED, SILENT = "the warm process has ended", "it does not answer"
 
 
 class WarmError(Exception):
@@ -148,7 +149,7 @@ class WarmProcess:
         except OSError as error:
             for ours, _ in pairs:
                 ours.close()
-            raise WarmError(str(error)) from error
+            raise WarmError(_describe(error)) from error
         finally:
             for _, theirs in pairs:
                 theirs.close()
@@ -159,7 +160,7 @@ class WarmProcess:
         try:
             self._socket.send(b'{"check": true}')
         except OSError as error:
-            raise WarmError(str(error)) from error
+            raise WarmError(_describe(error)) from error
         self._asked.append([])
         self.checked_s = time.monotonic()
 
@@ -168,10 +169,10 @@ class WarmProcess:
         deadline_s = time.monotonic() + FORK_S
         while self._asked:
             if not _is_readable(self._socket, max(0.0, deadline_s - time.monotonic())):
-                raise WarmError("it does not answer")
+                raise WarmError(SILENT)
             answer = self.read()
             if answer is not None:
-                raise WarmError(str(answer.get("useless", "it has ended")))
+                raise WarmError(str(answer.get("useless", ENDED)))
 
     def claim(self, command: Sequence[str], environment: Mapping[str, str], streams: Sequence[int]) -> ForkedProcess:
         """Have one of those that wait be a rank; `find_refused` says whether it is one. Raises WarmError."""
@@ -181,12 +182,12 @@ class WarmProcess:
         process.args = list(command)
         umask = os.umask(0o077)
         os.umask(umask)
-        message = {"command": list(command), "environment": dict(environment), "umask": umask}
+        message = {"command": list(command), "environment": dict(environment), "umask": umask, **_read_signals()}
         try:
             socket.send_fds(channel, [json.dumps(message).encode()], list(streams))
         except OSError as error:
             self._end([(process, channel)])
-            raise WarmError(str(error)) from error
+            raise WarmError(f"a process that waited can't be reached ({error.strerror})") from error
         self._told.append((process, channel))
         return process
 
@@ -197,7 +198,7 @@ class WarmProcess:
         for process, channel in told:
             try:
                 is_there = _is_readable(channel, max(0.0, deadline_s - time.monotonic()))
-                answer = json.loads(channel.recv(MAX_ANSWER_BYTES) or b"[]") if is_there else None
+                answer = json.loads(channel.recv(MAX_ANSWER_BYTES) or b"[]") if is_there else {"no": SILENT}
             except (OSError, ValueError) as error:
                 answer = {"no": str(error)}
             if answer == {}:
@@ -222,8 +223,10 @@ class WarmProcess:
         for process, channel in processes:
             channel.close()
             process.kill()
+        deadline_s = time.monotonic() + END_S
         for process, _ in processes:
-            process.wait()
+            with suppress(subprocess.TimeoutExpired):  # in a dead file system: it never runs again
+                process.wait(max(0.0, deadline_s - time.monotonic()))
 
     def close(self) -> None:
         """End it, and those that wait."""
@@ -234,6 +237,16 @@ class WarmProcess:
         self._process.kill()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)
+
+
+def _describe(error: OSError) -> str:
+    return ENDED if isinstance(error, BrokenPipeError | ConnectionResetError) else str(error)
+
+
+def _read_signals() -> dict[str, list[int]]:
+    """What a process that is executed now begins with: the signals that it ignores, and those that are blocked."""
+    ignored = [signum for signum in signal.valid_signals() if signal.getsignal(signum) == signal.SIG_IGN]
+    return {"ignored": [*map(int, ignored)], "blocked": [*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))]}
 
 
 def _is_readable(channel: socket.socket, timeout_s: float) -> bool:

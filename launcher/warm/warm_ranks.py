@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from guardrun.hooks.beat.imports_report import FILE
+from guardrun.hooks.beat.imports_report import file_names
 from guardrun.launcher.base.terminal_lines import Log
-from guardrun.launcher.warm.warm_process import ForkedProcess, WarmError, WarmProcess
+from guardrun.launcher.warm.warm_process import ENDED, ForkedProcess, WarmError, WarmProcess
 from guardrun.supervisor.collect.host.memory_limits import MemoryLimits
 from guardrun.supervisor.wire.warm_state import WARM_FILE, WarmState
 
@@ -74,13 +74,13 @@ class WarmRanks:
         self._environment = {name: value for name, value in environment.items() if name not in own}
 
     def turn(self, now_s: float, *, is_training: bool) -> None:
-        """Start it once a rank has said what it imports; end it where memory ends; read its answers."""
+        """Start it once all ranks have said what they import and set; end it where memory ends; read its answers."""
         if self.is_over:
             return
         if (why := self._read_refusal()) or (why := self._short_of_memory(now_s)):
             self.give_up(why)
         elif self.process is None:
-            if is_training and (self.sockets / FILE).exists():
+            if is_training and all(path.exists() for path in self._reports()):
                 self._start()
         elif (answer := self.process.read()) is not None:
             self._note(answer)
@@ -109,8 +109,10 @@ class WarmRanks:
             return
         self._fork_ahead()
         if self.process is not None and time.monotonic() - self.process.checked_s > CHECKED_S:
-            with suppress(WarmError):  # begin() will meet it, too.
+            try:
                 self.process.check()
+            except WarmError as error:
+                self.give_up(str(error))
 
     def begin(self) -> bool:
         """Have an attempt's ranks ready, to be taken one after the other. False: they are to be started as ever."""
@@ -167,7 +169,7 @@ class WarmRanks:
         """A rank has ended by itself."""
         began_s = self._began.pop(pid, None)
         if began_s is not None and exitcode and time.monotonic() - began_s < TRIAL_S:
-            self.give_up(f"a rank that was forked ended with {exitcode} within {TRIAL_S:g} s")
+            self.give_up(self._read_refusal() or f"a rank that was forked ended with {exitcode} within {TRIAL_S:g} s")
 
     def give_up(self, why: str) -> None:
         """From now on all ranks are started as ever."""
@@ -177,15 +179,24 @@ class WarmRanks:
         self.is_over = True
         self.close()
 
+    def end(self) -> None:
+        """No attempt comes after this one: nothing is kept for it."""
+        self.is_over = True
+        self.close()
+
     def close(self) -> None:
         """End the process, if there is one."""
         process, self.process, self.is_ready = self.process, None, False
         if process is not None:
             process.close()
 
+    def _reports(self) -> list[Path]:
+        """What each rank leaves when it has done a step."""
+        return [self.sockets / name for name in file_names(self.count)]
+
     def _start(self) -> None:
         self._tries += 1
-        asked = {"imports": str(self.sockets / FILE), "left_out": str(self.sockets / LEFT_OUT_FILE)}
+        asked = {"imports": [str(path) for path in self._reports()], "left_out": str(self.sockets / LEFT_OUT_FILE)}
         try:
             self.process = WarmProcess(self.command, self._environment, asked)
         except OSError as error:
@@ -204,7 +215,7 @@ class WarmRanks:
             self.log.write("warm_leaves_out", modules=answer["again"], why=answer.get("why"))
             self.close()
         else:
-            self.give_up(str(answer.get("useless") or answer.get("why") or "the warm process has ended"))
+            self.give_up(str(answer.get("useless") or answer.get("why") or ENDED))
 
     def _show(self, state: WarmState) -> None:
         path = self.sockets / WARM_FILE

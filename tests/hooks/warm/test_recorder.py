@@ -26,6 +26,7 @@ MODULES = {
     "logs": "import logging\nlogging.basicConfig(level=10)\n",
     "imports_it": "import plain, reads_rank\n",
     "plain": "X = []\n",
+    "native": "import _lsprof\n",
     "package": "from .part import VALUE\n"
     "__getattr__ = lambda name: __import__('package.' + name).lazy if name == 'lazy' else 1\n",
     "package.part": "VALUE = 7\n",
@@ -65,6 +66,7 @@ os.environ.pop("SET_HERE", None)
 atexit._clear()
 """
 GIVEN = """
+before_s = __import__("time").time()
 filters = list(warnings.filters)
 stash.hide()
 stash.begin()
@@ -93,6 +95,10 @@ sys.path.insert(0, sys.argv[3])
 importlib.invalidate_caches()
 import imports_it
 told["refused_again"] = refused[len(told["refused"]):]
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import native
+told["refused_last"] = refused[-1]
+told["since"] = logging._startTime / (1 if isinstance(logging._startTime, float) else 1e9) > before_s
 """
 
 
@@ -159,8 +165,20 @@ def test_variables_are_noted_with_their_reader(looked_at: dict[str, Any]) -> Non
 
 
 def test_modules_come_back_as_if_for_the_first_time(tmp_path: Path) -> None:
-    names = ["package", "ends", "warns", "finds", "sets", "draws", "speaks", "plain", "reads_home", "imports_it"]
-    told = run(tmp_path, names, GIVEN)
+    names = [
+        "package",
+        "ends",
+        "warns",
+        "finds",
+        "sets",
+        "draws",
+        "speaks",
+        "plain",
+        "reads_home",
+        "imports_it",
+        "native",
+    ]
+    told = run(tmp_path, [*names, "native"], GIVEN)
     assert told["unfit"] == {} and told["hidden"] == [] and told["early"] == []
     assert (
         not told["lazy"] and sorted(told["with_package"]) == ["package", "package.part"] and told["plain_comes_later"]
@@ -172,3 +190,6 @@ def test_modules_come_back_as_if_for_the_first_time(tmp_path: Path) -> None:
     assert told["level"] == [10, False]
     assert told["refused"] == ["reads_home reads MY_HOME, which is not what it was"]
     assert told["refused_again"] == ["imports_it is found elsewhere now"]
+    assert told["since"]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert told["refused_last"].startswith("the script has changed this process's CPUs")

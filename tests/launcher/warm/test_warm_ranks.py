@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from guardrun.hooks.beat.imports_report import file_names, write
+from guardrun.hooks.warm.warm_process import Imports
 from guardrun.launcher.base.terminal_lines import Log
 from guardrun.launcher.warm.warm_process import ForkedProcess, WarmError, WarmProcess
 from guardrun.launcher.warm.warm_ranks import LEFT_OUT_FILE, TRIES, WarmRanks, takes_warm_ranks
 from guardrun.supervisor.wire.warm_state import WARM_FILE, WarmState, read_warm_state
 from tests.support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from guardrun.hooks.rank.rank import Rank
 
 pytestmark = pytest.mark.cold
 
@@ -35,7 +42,8 @@ class Lines:
 
 def make(folder: Path, code: str = "", free_bytes: int = 0) -> tuple[WarmRanks, Lines]:
     """Ranks whose warm process is a Python that runs this code."""
-    (folder / "imports.json").touch()
+    for name in file_names(2):
+        (folder / name).touch()
     lines = Lines()
     ranks = WarmRanks([sys.executable, "-c", code], folder, free_bytes, 2, cast("Log", lines))
     ranks.note_environment(os.environ, {})
@@ -96,6 +104,24 @@ def test_none_is_started_where_memory_is_short_or_nobody_trains(tmp_path: Path) 
     assert ranks.is_over and "warm_free_mb" in lines.reasons()[0]
 
 
+def test_what_any_rank_sets_counts_and_none_is_started_before_all_have_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SET_BY_ALL", "1")
+    ranks, _ = make(tmp_path)
+    before = {name: value for name, value in os.environ.items() if name != "SET_BY_ALL"}
+    for local, path in enumerate(ranks._reports()):
+        path.unlink()
+        ranks.turn(0.0, is_training=True)
+        assert ranks.pids() == set()
+        if local == 1:
+            monkeypatch.setenv("SET_BY_SECOND", "1")
+        write(cast("Rank", SimpleNamespace(sockets=str(tmp_path), local_rank=local)), before)
+    told = Imports(cast("Any", None), {"imports": ranks._reports(), "left_out": tmp_path / LEFT_OUT_FILE})
+    assert sorted(told._changed) == ["SET_BY_ALL", "SET_BY_ALL", "SET_BY_SECOND"]
+    assert told._origins["json"] == json.__spec__.origin
+
+
 def test_one_that_does_not_fork_is_given_up(tmp_path: Path) -> None:
     ranks, lines = make(tmp_path, answering('{"ready": {"modules": 1}}'))
 
@@ -106,7 +132,7 @@ def test_one_that_does_not_fork_is_given_up(tmp_path: Path) -> None:
     wait_until(is_ready, 30, "it to be ready")
     assert read_warm_state(tmp_path) == WarmState(state="ready", modules=1)
     assert not ranks.begin() and ranks.is_over
-    assert lines.reasons() == ["it has ended"]
+    assert lines.reasons() == ["the warm process has ended"]
 
 
 def test_a_rank_that_falls_soon_after_its_fork_is_the_last(tmp_path: Path) -> None:
