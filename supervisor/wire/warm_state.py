@@ -30,5 +30,5 @@ def read_warm_state(sockets: Path) -> WarmState | None:
     try:
         with (sockets / WARM_FILE).open("rb") as file:
             return msgspec.json.decode(file.read(MAX_BYTES), type=known_type(WarmState))
-    except (OSError, ValueError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
