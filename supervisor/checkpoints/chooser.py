@@ -281,10 +281,7 @@ class Chooser:
         if said is not None and said != right:
             return f"it says step {said}, {f'and {step} are finished' if right == step else f'where {right} is right'}"
         self.saw_saved(path, step, wall_s, inode, attempt)
-        written_wall_s = candidate.written_ns / 1e9
-        shown = step if said is None else said
-        found = Checkpoint(path=candidate.path, step=shown, format=candidate.format, written_wall_s=written_wall_s)
-        return SeenInTime(found, said is None or offset is None)
+        return SeenInTime(_checkpoint_of(candidate, step if said is None else said), said is None or offset is None)
 
     def saw_parts_in_time(self, parts: Sequence[PartSaved], step: int, attempt: int) -> SeenInTime | str:
         """The same of what is sharded: the files that as many ranks have saved as there are parts, one each.
@@ -327,9 +324,7 @@ class Chooser:
             said.append(contents.step if contents is not None else None)
         if wrong := [one for one in said if one not in (None, right)]:
             return f"one says step {wrong[0]}, where {right} is right"
-        shown = step if said_by_all is None else said_by_all
-        written_wall_s = candidate.written_ns / 1e9
-        found = Checkpoint(path=candidate.path, step=shown, format=candidate.format, written_wall_s=written_wall_s)
+        found = _checkpoint_of(candidate, step if said_by_all is None else said_by_all)
         return SeenInTime(found, offset is None or all(one is None for one in said))
 
     def _parts_of(self, candidate: Candidate) -> int:
@@ -695,6 +690,11 @@ class Chooser:
                 if NAME_LIKE.search(name):
                     skipped.append(Skipped(path=os.path.join(place.path, name), reason=reason))
         return skipped[:MAX_SKIPPED]
+
+
+def _checkpoint_of(candidate: Candidate, step: int) -> Checkpoint:
+    written_wall_s = candidate.written_ns / 1e9
+    return Checkpoint(path=candidate.path, step=step, format=candidate.format, written_wall_s=written_wall_s)
 
 
 def _number_in(path: str) -> int:
