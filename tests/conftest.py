@@ -157,7 +157,8 @@ def _leak_guard(request: pytest.FixtureRequest) -> Iterator[None]:
     unknown = allowed - set(leaks.KINDS)
     assert not unknown, f"leaks() knows {leaks.KINDS}, not {sorted(unknown)}"
     before = leaks.take_snapshot()
-    yield
+    with leaks.child_handler_kept():
+        yield
     found = leaks.find_leaks(before, allowed)
     if found:
         pytest.fail("left behind:\n  " + "\n  ".join(leak.text for leak in found), pytrace=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.leaks import find_leaks, take_snapshot
+from tests.support.leaks import child_handler_kept, find_leaks, take_snapshot
 from tests.support.processes import is_alive, kill_marked, marked
 from tests.support.waiting import wait_until
 
@@ -92,3 +93,15 @@ def test_marked_processes_are_found_in_new_sessions_and_ended() -> None:
     ended = kill_marked("TEST_RUN_MARK", "leak-guard")
     assert len(ended) == 1
     assert marked("TEST_RUN_MARK", "leak-guard") == []
+
+
+def test_a_handler_for_children_is_put_back() -> None:
+    from torch.utils.data import DataLoader  # the others here do without
+
+    before = signal.getsignal(signal.SIGCHLD)
+    with child_handler_kept():
+        loader = DataLoader(range(2), num_workers=1)
+        assert [int(one) for one in loader] == [0, 1] and signal.getsignal(signal.SIGCHLD) is not before
+    assert signal.getsignal(signal.SIGCHLD) is before
+    with child_handler_kept():
+        assert [int(one) for one in loader] == [0, 1] and signal.getsignal(signal.SIGCHLD) is not before

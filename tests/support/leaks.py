@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tests.support.processes import Process, kill, reap, reap_children
@@ -100,6 +104,23 @@ def compare(before: Snapshot, after: Snapshot) -> list[Leak]:
         if before.fds.get(fd) != target and (fd, target) not in _kept_fds and not target.startswith(ALLOWED_FDS)
     ]
     return leaks
+
+
+@contextmanager
+def child_handler_kept() -> Iterator[None]:
+    """Put back what SIGCHLD did before.
+
+    torch's DataLoader leaves a handler for the life of the process. With one, a later test's child that ends may
+    interrupt zmq's Context.term(), which then keeps its descriptors, and says nothing.
+    """
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGCHLD) is not before:
+            signal.signal(signal.SIGCHLD, before)
+            if (torchs := sys.modules.get("torch.utils.data._utils.signal_handling")) is not None:
+                torchs._SIGCHLD_handler_set = False  # type: ignore[attr-defined]  # the next one sets it again
 
 
 def find_leaks(before: Snapshot, allowed: frozenset[str] = frozenset(), settle_s: float = SETTLE_S) -> list[Leak]:
