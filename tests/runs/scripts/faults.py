@@ -89,7 +89,7 @@ def suffer(fault: str, seconds: float, others: dict[str, Callable[[], Any]]) -> 
         "pause": lambda: time.sleep(seconds),
         "shards": lambda: open_shards(1500),
         "leak": leak_files,
-        "hoard": lambda: hold_memory(lambda turn: min(turn, 560)),
+        "hoard": lambda: hold_memory(lambda turn: min(turn, 860), room_mib=900),
         "cache": lambda: hold_memory(lambda turn: turn % 120),
         "fit": lambda: fit_natively(seconds),
         "search": lambda: search_natively(seconds),

@@ -43,7 +43,7 @@ def test_a_rank_that_never_closes_its_files_is_told_and_trains_on(edge: EdgeRuns
 
 
 def test_a_rank_that_holds_more_and_more_memory_is_told_and_trains_on(edge: EdgeRuns, tmp_path: Path) -> None:
-    """The other one fills a cache and empties it, again and again; each may have 600 MiB more than at first.
+    """The other one fills a cache and empties it, again and again; one may have 600 MiB more than at first, the other 900.
 
     Asked for its lines while it trains, the one that leaks names the line; both go on, and nobody is blamed for that.
     """
@@ -71,7 +71,7 @@ def test_a_rank_that_holds_more_and_more_memory_is_told_and_trains_on(edge: Edge
     assert (evidence["part"], evidence["pid"]) == ("own", incident["culprits"][0]["pid"])
     assert 20 * 3600 * 0.5 < evidence["per_hour_bytes"] / (1 << 20) < 20 * 3600 * 1.2
     assert evidence["used_bytes"] < evidence["limit_bytes"]
-    assert 0 < evidence["left_range_s"][0] <= evidence["left_s"] <= evidence["left_range_s"][1] < 60
+    assert 0 < evidence["left_range_s"][0] <= evidence["left_s"] <= evidence["left_range_s"][1] < 120
     assert incident["summary"].startswith("Rank 1 on ") and "in its own process" in incident["summary"]
     assert [line for line in own_lines(finished) if line.startswith("incident")] == [
         f"incident 001: {incident['summary']}"

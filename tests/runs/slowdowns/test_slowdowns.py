@@ -33,8 +33,8 @@ def test_a_rank_that_becomes_slow_is_told_while_training_goes_on(runs: EdgeRuns)
     end = runs.folder / "end"
     run = runs.start("slow.py", "--steps=10000", "--slow=2@380:0.09", f"--end={end}", config=LONG_WINDOWS, ranks=3)
     [told] = wait_until(run.incidents, 120, "an incident")
-    # The other ranks are a step away from this one, and a moment passes until it is known.
-    (runs.folder / "new").write_text(str(told["step"] + 20))
+    # The ranks must not be beyond it before they can read it: they would end at different steps.
+    (runs.folder / "new").write_text(str(told["step"] + 40))
     (runs.folder / "new").rename(end)
     finished = finish(run)
     assert finished.returncode == 0, finished
