@@ -8,7 +8,7 @@ CONFIG = RESUME + '[guards]\nmemory = "save"\n[leaks]\nmemory_window_s = 1.5\n'
 STEPS, MIB, ROOM_MIB = 400, 2, 600
 STEP_S = 0.1
 REDONE_S = 12.0
-"""From the save until the attempt ends: until it is found whole on a slow disk, and a moment beyond, on a busy machine."""
+"""From the save until the attempt ends: until it is found whole, and a moment beyond; slow disks and busy machines."""
 
 
 def test_it_is_saved_before_nothing_is_left_and_goes_on_from_there(edge: EdgeRuns) -> None:

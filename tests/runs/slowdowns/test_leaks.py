@@ -43,7 +43,7 @@ def test_a_rank_that_never_closes_its_files_is_told_and_trains_on(edge: EdgeRuns
 
 
 def test_a_rank_that_holds_more_and_more_memory_is_told_and_trains_on(edge: EdgeRuns, tmp_path: Path) -> None:
-    """The other one fills a cache and empties it, again and again; one may have 600 MiB more than at first, the other 900.
+    """The other one fills a cache and empties it, again and again; one may have 600 MiB more, the other 900.
 
     Asked for its lines while it trains, the one that leaks names the line; both go on, and nobody is blamed for that.
     """
