@@ -15,7 +15,7 @@ from guardrun.hooks.rank.rank import WAKE, Rank
 from guardrun.hooks.rank.save_gate import SaveGate
 from guardrun.hooks.saves.checkpoint_files import quiet_saves
 from guardrun.hooks.saves.in_time_files import NotSaved
-from guardrun.hooks.wire.examinations import newest_ns
+from guardrun.hooks.wire.examinations import LAST_STEP, newest_ns
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,6 +33,8 @@ MAX_PATH_CHARS = 4096
 
 class InTimeSave:
     """One request. Arguments: `step`, which is to be the last one that is finished; `until_ns` (CLOCK_MONOTONIC).
+
+    LAST_STEP: training goes on, and whichever step is finished will do.
 
     And where what is trained is sharded, `part`: which one it is to save, of how many.
     """
@@ -85,6 +87,8 @@ class InTimeSave:
 
     def _save(self) -> dict[str, Any]:
         gate = self._gate
+        if self._step == LAST_STEP and self._function is None:
+            return {"why": "its trainer saves where should_checkpoint() says so"}
         until_ns = min(self.ends_ns, monotonic_ns() + MOMENT_NS)
         while why := gate.shut(self._step):
             if self._is_given_up or monotonic_ns() >= until_ns:
@@ -93,13 +97,15 @@ class InTimeSave:
         try:
             if self._is_given_up or self._rank.pid != os.getpid():
                 return {"why": "it was called off"}
+            self._step = self._rank.step_now()
             return self._call()
         finally:
             gate.reopen()
 
     def _call(self) -> dict[str, Any]:
         began_ns, began_wall_ns = monotonic_ns(), time.time_ns()
-        self._rank.code_ident = get_ident()  # what it reads is none of training's batches
+        rank = self._rank
+        rank.code_ident = rank.saving_ident = get_ident()  # what it reads is none of training's batches
         try:
             with quiet_saves(get_ident()):
                 returned: object = None
@@ -108,7 +114,7 @@ class InTimeSave:
                 elif self._saver is not None:
                     returned = self._saver.save(self._gate.why_no_more)
         finally:
-            self._rank.code_ident = 0
+            rank.code_ident = rank.saving_ident = 0
         ended_ns = monotonic_ns()
         took_s = (ended_ns - began_ns) / 1e9
         if ended_ns >= self.ends_ns:  # training may have gone on meanwhile

@@ -67,6 +67,8 @@ def wrap_collective(original: Function, rank: Rank, op: int) -> Function:
         words = rank.words
         is_owner = get_ident() == rank.owner_ident
         if not is_owner or rank.aside:
+            if rank.saving_ident == get_ident():
+                _refuse_alone(rank, OPS[op], _group_of(signature, args, kwargs))
             _note_user(rank, signature, args, kwargs, is_owner)
         if words[_SINCE] or not is_owner:
             return run(*args, **kwargs)
@@ -101,10 +103,7 @@ def wrap_collective(original: Function, rank: Rank, op: int) -> Function:
 
 def _note_user(rank: Rank, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], is_owner: bool) -> None:
     """Note who uses a process group of its own: the thread that trains, or only others, as for a check of health."""
-    group = kwargs.get("group")
-    if group is None and len(args) > signature.group_at:
-        group = args[signature.group_at]
-    name = getattr(group, "group_name", None)
+    name = getattr(_group_of(signature, args, kwargs), "group_name", None)
     if name is None:
         return
     if is_owner:
@@ -112,6 +111,21 @@ def _note_user(rank: Rank, signature: Signature, args: tuple[Any, ...], kwargs: 
         rank.shared.add(name)
     elif name not in rank.shared:
         rank.aside.add(name)
+
+
+def _group_of(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The process group of a call; None: all ranks."""
+    group = kwargs.get("group")
+    return args[signature.group_at] if group is None and len(args) > signature.group_at else group
+
+
+def _refuse_alone(rank: Rank, name: str, group: Any) -> None:
+    """Raise where a function that only this rank calls would wait for others, or meet what they train with."""
+    if (rank.world_size if group is None else group.size()) > 1:
+        raise RuntimeError(
+            f"{name}() in a function given to save_with(): other ranks don't call it, and would take it for "
+            "a collective of their training"
+        )
 
 
 def read_signature(original: Function) -> Signature:

@@ -192,6 +192,8 @@ class Rank:
     """What a handler of the script's raised for a signal that came in the middle of a hook: it goes to the script."""
     code_ident = 0
     """The thread that runs a person's code right now: what it does is not training's."""
+    saving_ident = 0
+    """The thread in which the script's function saves on this rank alone."""
 
     def __init__(self, settings: dict[str, object], attempt: int) -> None:
         """Read who this rank is from the environment. Raises KeyError or ValueError where that doesn't tell."""

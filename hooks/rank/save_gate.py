@@ -29,6 +29,7 @@ from typing import Any, Protocol
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.rank.sharded_state import KIND, find_part, version_of
 from guardrun.hooks.wire.board import Field, Milestone
+from guardrun.hooks.wire.examinations import LAST_STEP
 
 OPTIMIZERS = "torch.optim.optimizer"
 PEER_WAIT_S = 3.0
@@ -271,7 +272,10 @@ class SaveGate:
     # On the thread that saves ------------------------------------------------------------------------------------
 
     def shut(self, step: int) -> str:
-        """Shut the way into optimizer.step(), if the state is the one after this step; else why it is not."""
+        """Shut the way into optimizer.step(), if the state is the one after this step; else why it is not.
+
+        step: LAST_STEP: after whichever it has finished.
+        """
         self.is_shut = True
         try:
             why = self._why_not(step)
@@ -316,7 +320,7 @@ class SaveGate:
                 return why
         elif not has_backward:
             return "no backward pass has begun since its last step: what follows a step may not be done"
-        if rank.step_now() != step:
+        if step not in (LAST_STEP, rank.step_now()):
             return f"it has finished {rank.step_now()} steps, and others {step}"
         if self._averaged > 1:
             # Between them some scripts shift parameters for a while (adversarial training), and by `.data` unseen.

@@ -40,6 +40,8 @@ RATE = "rate"
 """What changes learning rates, on all ranks at the same step."""
 SAVE = "save"
 """What calls the script's own function (hooks.save_with), or its trainer's. Nobody asks for it but the supervisor."""
+LAST_STEP = 0
+"""Whichever step the rank has finished, as it trains on."""
 MAX_FILES = 10_000
 """Of a folder that was saved: so many are looked at."""
 SAVE_PREFIX = "_guardrun-"

@@ -22,6 +22,7 @@ from guardrun.supervisor.base.own_files import open_folder, open_to_add, read_ow
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.checkpoints.chooser import Chooser
 from guardrun.supervisor.checkpoints.retention import ResumeProtection, elsewhere
+from guardrun.supervisor.collect.ranks.boards import step_of
 from guardrun.supervisor.daemon.slurm_schedule import Schedule
 from guardrun.supervisor.engine.incidents.sentences import say_snapshot
 from guardrun.supervisor.engine.model import actions as ac
@@ -119,7 +120,7 @@ class Performer:
             ac.AskCheckpoint: saving.ask,
             ac.AskSave: lambda action: saving.by_interval(),
             ac.SaveInTime: self._save_in_time,
-            ac.SeekCheckpoint: saving.seek,
+            ac.SeekCheckpoint: lambda action: saving.seek(action, self._dated(action.spoiled)),
             ac.Requeue: self._requeue,
             ac.WriteIncident: self._write_incident,
             ac.Isolate: self._isolate,
@@ -287,12 +288,13 @@ class Performer:
         reach = fleet.begin_save(action) if fleet is not None else None
         InTimeSaves(self._node, self._context, self._keep_chooser, self._saved_in_time, reach).begin(action)
 
-    def _saved_in_time(self, attempt: int, rank: int, checkpoint: ev.Checkpoint) -> None:
+    def _saved_in_time(self, attempt: int, rank: int, step: int, checkpoint: ev.Checkpoint) -> None:
         board = self._node.sampler.boards.get(rank)
         words = board.read() if board is not None else None
         if self._ledgers is not None and words is not None and attempt == self._node.ingest.attempt:
             ranks = sorted(self._node.ingest.ranks)
-            self._ledgers.saved_in_time(attempt, rank, words[Field.STEP], checkpoint, ranks)
+            own_steps = words[Field.STEP] - (step_of(words) - step)  # it may be further by now
+            self._ledgers.saved_in_time(attempt, rank, own_steps, checkpoint, ranks)
 
     def _dated(self, spoiled: Sequence[ac.Spoiled]) -> list[ac.Spoiled]:
         """The same in time.time()'s seconds."""

@@ -319,6 +319,7 @@ _HANDLERS: dict[str, Callable[[State, Any, float], list[Action]]] = {
     "on_checkpoint_saved": _on_checkpoint_saved,
     "on_checkpoint_opened": _on_checkpoint_opened,
     "on_saved_in_time": in_time_save.on_saved,
+    "on_saved_while_training": preemption.on_saved_while_training,
     "on_batches_left_out": progress.on_batches_left_out,
     "on_data_replayed": data_replay.on_data_replayed,
     "on_history_loaded": incidents.on_history_loaded,

@@ -10,7 +10,7 @@ with a checkpoint after writing it, a pointer or a link, is not to be cut off.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -21,8 +21,10 @@ from guardrun.supervisor.checkpoints.chooser import Choice
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.recovery.in_time_save import is_awaited
+from guardrun.supervisor.engine.state.state import Attempt
 from guardrun.supervisor.node.run_context import CheckpointContext, EngineContext, LoopContext
-from guardrun.supervisor.saving.save_agreement import SaveAgreement, armed_call, has_answered
+from guardrun.supervisor.saving.save_agreement import SaveAgreement, armed_call, has_answered, read_counts
 
 if TYPE_CHECKING:  # not loaded in a job of one node
     from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement
@@ -36,6 +38,8 @@ SEEK_S = 2.0
 SETTLE_S = 1.0
 GRAIN_S = 0.01
 """A file's time is the kernel's last tick, which may lie so long before it was written."""
+ASKS_BY = 2
+"""After so many steps a rank that has not called should_checkpoint() is taken for one that does not."""
 HAND_S = 3.0
 """Other nodes may take so long to say how far their ranks are."""
 
@@ -101,6 +105,8 @@ class FinalSave:
         self._ask_by_s = 0.0
         self._at_call = 0
         self._is_answered = False
+        self._is_unasked = False
+        """It was told that a rank never asks."""
         self._found: tuple[float, ev.Checkpoint] | None = None
         self._is_seeking = False
         self._seek_s = 0.0
@@ -119,7 +125,7 @@ class FinalSave:
             attempt=action.attempt,
             until_s=action.until_s,
         )
-        self._wanted, self._at_call, self._is_answered = wanted, 0, False
+        self._wanted, self._at_call, self._is_answered, self._is_unasked = wanted, 0, False, False
         self._found, self._ask_by_s = None, time.monotonic() + BASELINE_S
         if self._node.clock.now() - action.since_s > FRESH_S:
             self._ask_by_s = 0.0
@@ -133,15 +139,15 @@ class FinalSave:
 
         self._node.in_background(work, lambda error: None, context.checkpoint_pool)
 
-    def seek(self, action: ac.SeekCheckpoint) -> None:
-        """The last look, now that nothing is alive."""
+    def seek(self, action: ac.SeekCheckpoint, spoiled: Sequence[ac.Spoiled]) -> None:
+        """The last look, now that nothing is alive. spoiled: in time.time()'s seconds."""
         context, wanted = self._context, self._wanted
         self._wanted = None
         if wanted is None or wanted.request != action.request:
-            wanted = _Wanted(action.request, self._node.clock.wall_s(context.engine.state.notice.began_s))
+            wanted = _Wanted(action.request, self._node.clock.wall_s(context.engine.state.notice.saves_from_s))
 
         def work() -> ev.Event:
-            found = context.chooser.choose().checkpoint
+            found = context.chooser.choose(spoiled=spoiled).checkpoint
             return ev.CheckpointCompleted(request=action.request, checkpoint=found if wanted.is_met_by(found) else None)
 
         nothing = ev.CheckpointCompleted(request=action.request)
@@ -168,11 +174,13 @@ class FinalSave:
 
     def try_asking(self) -> None:
         """Ask the ranks, as soon as that can be done."""
-        wanted = self._wanted
+        wanted, state = self._wanted, self._context.engine.state
         if self._hand is not None:
             self._try_by_hand(*self._hand)
         if wanted is None or self._at_call or wanted.is_quiet or not self._context.is_running:
             return
+        if is_awaited(state):
+            return  # a rank saves by another function just now: two would write at once
         if not wanted.is_before_known and time.monotonic() < self._ask_by_s:
             return
         at_call = self._fix_call(wanted.request)
@@ -180,6 +188,16 @@ class FinalSave:
             self._at_call = at_call
             log.info("checkpoint_asked", request=wanted.request, at_call=at_call)
             self._node.feed(ev.CheckpointAsked(request=wanted.request, at_call=at_call))
+        elif not self._is_unasked and state.attempt is not None and self._is_never_asked(state.attempt):
+            self._is_unasked = True
+            self._node.feed(ev.CheckpointAsked(request=wanted.request, at_call=0))
+
+    def _is_never_asked(self, attempt: Attempt) -> bool:
+        """Whether some rank trains without should_checkpoint(), where there is another way to have it save."""
+        if not attempt.may_save_in_time or any(rank.progress < ASKS_BY for rank in attempt.ranks.values()):
+            return False
+        fleet = self._context.fleet_agreement
+        return fleet.has_silent_rank if fleet is not None else not all(read_counts(self._node.sampler.boards).values())
 
     def by_hand(self, reply: Callable[[int | None], object]) -> None:
         """A person asks the ranks to save; reply: called with the call that says yes, or None where they don't ask."""

@@ -259,10 +259,11 @@ class ManyNodes:
             why = f"{silent[0]} did not say how many steps its ranks have finished" if silent else ""
             why = next((part.why for part in parts if part.why), why)
             steps = Steps(min((p.low for p in parts), default=0), max((p.high for p in parts), default=0), why)
-            if not why and steps.low != steps.high and time.monotonic() < by_s:
+            if not why and steps.low != steps.high and not action.is_running and time.monotonic() < by_s:
                 self._again = lambda: self._ask_steps(action, by_s, done)
                 return
-            self._note_pages(answers)
+            if not action.is_running:
+                self._note_pages(answers)
             done(steps)
 
         orders = {

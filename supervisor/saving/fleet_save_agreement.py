@@ -140,6 +140,11 @@ class FleetSaveAgreement:
         """Times all the limits."""
         return 1 << min(self._tries, MOST - 1)
 
+    @property
+    def has_silent_rank(self) -> bool:
+        """A rank of some node had never called should_checkpoint() when that node was asked last."""
+        return any(not part.fewest for part in self._parts.values())
+
     def forget(self) -> None:
         """Another attempt: its boards are blank."""
         self._parts, self._asked, self._order, self._done_at, self._tries = {}, {}, None, 0, 0

@@ -1,6 +1,7 @@
 """Having ranks save before all are ended: who is asked, and whether what they wrote is what it is to be.
 
 One saves for all; where what they train is sharded, on one node, one for each part, all at once (who_saves()).
+Where the job is about to end and ranks train on, one saves after whichever step it has finished.
 
 Steps are compared on the boards, not by the last reports, which may be a second old. The rank is asked as a person's
 requests are (supervisor/node/rank_examinations.py). Two never save the same at once: the next one is asked only where
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from guardrun.hooks.wire.board import Field
-from guardrun.hooks.wire.examinations import SAVE
+from guardrun.hooks.wire.examinations import LAST_STEP, SAVE
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.checkpoints.chooser import PartSaved
 from guardrun.supervisor.collect.host.procfs import read_stat
@@ -78,6 +79,7 @@ class Wanted(NamedTuple):
     """What a rank is to save."""
 
     step: int
+    """The state after this one; LAST_STEP: after the last that it has finished."""
     part: tuple[int, int] | None = None
     """Which part (from 0), of how many; None: all."""
 
@@ -243,6 +245,7 @@ class _Round:
 
     action: ac.SaveInTime
     step: int
+    """As Wanted has it."""
     count: int
     """Parts."""
     told: dict[int, tuple[int, dict[str, Any]]] = field(default_factory=dict)
@@ -258,13 +261,13 @@ class InTimeSaves:
         node: InTimeNode,
         context: CheckpointContext,
         keep: Callable[[], object],
-        saved: Callable[[int, int, ev.Checkpoint], object] = lambda *_: None,
+        saved: Callable[[int, int, int, ev.Checkpoint], object] = lambda *_: None,
         reach: Reach | None = None,
     ) -> None:
         """keep: has what the chooser knows written down, for a supervisor after this one.
 
-        saved: gets attempt, rank and checkpoint of a save that is to be used, on the loop's thread. reach: None: all
-        ranks are here.
+        saved: gets attempt, rank, step as guardrun counts and checkpoint of a save that is to be used, on the loop's
+        thread. reach: None: all ranks are here.
         """
         self._node, self._context, self._keep, self._saved = node, context, keep, saved
         self._reach = reach or OneNode(node)
@@ -275,7 +278,7 @@ class InTimeSaves:
 
     def _compare(self, action: ac.SaveInTime, steps: Steps) -> None:
         why = steps.why
-        if not why and steps.low != steps.high:
+        if not why and steps.low != steps.high and not action.is_running:
             why = f"ranks have finished different numbers of steps: {steps.low} and {steps.high}"
         elif not why and not steps.low:
             why = "no step is finished"
@@ -283,7 +286,10 @@ class InTimeSaves:
         if isinstance(orders, str):
             self._end(_Round(action, 0, 0), why=orders)
             return
-        one = _Round(action, steps.low, len(orders))
+        if action.is_running and len(orders) > 1:
+            self._end(_Round(action, 0, 0), why="what they train is sharded, and its ranks train on")
+            return
+        one = _Round(action, LAST_STEP if action.is_running else steps.low, len(orders))
         for part, ranks in enumerate(orders):
             self._ask(one, part, ranks, "")
 
@@ -325,9 +331,10 @@ class InTimeSaves:
 
     def _judge(self, one: _Round) -> None:
         """All say that they have saved."""
-        action, step, chooser = one.action, one.step, self._context.chooser
+        action, chooser = one.action, self._context.chooser
         said = sorted(one.told.values(), key=lambda pair: pair[0])
         ranks = [number for number, _ in said]
+        step = one.step or int(_number(said[0][1].get("step")))
         whose = f"{ranks_text(ranks)} saved {said[0][1]['path']}{' and others' if one.count > 1 else ''}"
 
         def event(checkpoint: ev.Checkpoint | None, why: str, *, is_unchecked: bool = False) -> ev.Event:
@@ -356,7 +363,7 @@ class InTimeSaves:
             if isinstance(found, str):
                 return event(None, f"{whose}: {found}")
             writer = next((part.global_rank for part in saved if part.path == found.checkpoint.path), ranks[0])
-            self._node.post(lambda: self._saved(action.attempt, writer, found.checkpoint))
+            self._node.post(lambda: self._saved(action.attempt, writer, step, found.checkpoint))
             return event(found.checkpoint, "", is_unchecked=found.is_unchecked)
 
         chooser.hurry()

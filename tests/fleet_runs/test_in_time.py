@@ -7,6 +7,7 @@ other. One for what goes wrong while a rank saves: nothing of that is resumed fr
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -211,3 +212,19 @@ def test_transformers(job: Job, guardrun_starter: GuardrunStarter) -> None:
     states, expected = (json.loads((folder / "trainer_state.json").read_text()) for folder in (out, other))
     assert numbers(states) == numbers(expected)
     assert (out / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+
+
+def test_a_job_that_is_about_to_end_has_one_rank_save_while_all_train_on(job: Job) -> None:
+    """Rank 0 is on the head's node: it saves, and the other node sees it."""
+    job.script = SCRIPTS / "in_time.py"
+    job.start(2, ["head", "node1"], config=CONFIG, script_args=["--steps=100000", "--marks=on"])
+    losses = [job.folder / f"losses-{rank}" for rank in (0, 1)]
+    job.wait_for(lambda: all(one.exists() and one.read_text().count("\n") > 3 for one in losses), 60.0, "steps")
+    job["head"].send(signal.SIGUSR1)
+    assert set(job.ended(60.0).values()) == {138}, job.outputs()
+    check_replay(job.run_dir)
+    [incident] = job.incidents()
+    saved = incident["evidence"]["checkpoint"]
+    assert incident["evidence"]["in_time"], (incident, job.outputs())
+    assert incident["evidence"]["jit"]["rank"] == 0 and Path(saved["path"]).name == f"jit_{saved['step']}.pt"
+    assert {path.name for path in job.folder.glob("asked-*")} == {"asked-0-0"}

@@ -35,6 +35,8 @@ class Node:
         self.says: int | None = None
         self.samples = 0
         self.kept: list[int] = []
+        self.used: list[tuple[object, ...]] = []
+        """Attempt, rank, step and checkpoint of what is to be used."""
         self.pool = self.checkpoint_pool = ThreadPoolExecutor(1)
         readers = {n: BoardReader(str(folder / board_name(0, n))) for n in self.boards}
         self.sampler = SimpleNamespace(boards=readers)
@@ -93,9 +95,12 @@ class Node:
             self.feed(instead(str(error)))
 
     def save(
-        self, ranks: tuple[int, ...] = (0, 1, 2, 3), alive: tuple[int, ...] = (0, 1, 2, 3)
+        self, ranks: tuple[int, ...] = (0, 1, 2, 3), alive: tuple[int, ...] = (0, 1, 2, 3), **more: Any
     ) -> ev.SavedInTime | None:
-        order = ac.SaveInTime(request=3, attempt=0, until_s=120.0, global_ranks=list(ranks), alive=list(alive))
-        InTimeSaves(cast(InTimeNode, self), cast(Any, self), lambda: self.kept.append(1)).begin(order)
+        order = ac.SaveInTime(request=3, attempt=0, until_s=120.0, global_ranks=list(ranks), alive=list(alive), **more)
+        saves = InTimeSaves(
+            cast(InTimeNode, self), cast(Any, self), lambda: self.kept.append(1), lambda *told: self.used.append(told)
+        )
+        saves.begin(order)
         assert len(self.events) <= 1
         return self.events[0] if self.events else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +55,8 @@ def test_an_interval_asks_all_at_one_call_and_moves_no_call_that_is_still_to_com
     boards = [Board(str(tmp_path / board_name(0, rank))) for rank in (0, 1)]
     readers = open_boards(tmp_path, 0, (0, 1))
     node: Any = SimpleNamespace(sampler=SimpleNamespace(boards=readers))
-    context: Any = SimpleNamespace(fleet_agreement=None, is_running=True)
+    engine = SimpleNamespace(state=SimpleNamespace(attempt=None))
+    context: Any = SimpleNamespace(fleet_agreement=None, is_running=True, engine=engine)
     saving = FinalSave(node, context)
 
     def ask() -> list[int]:
@@ -77,3 +79,61 @@ def test_an_interval_asks_all_at_one_call_and_moves_no_call_that_is_still_to_com
     finally:
         for one in (*boards, *readers.values()):
             one.close()
+
+
+class Asked:
+    """Two ranks that train, and have their script's save_with() called, where a request to save has come."""
+
+    def __init__(self, folder: Path) -> None:
+        for rank in (0, 1):
+            create_board(str(folder / board_name(0, rank)))
+        self.boards = [Board(str(folder / board_name(0, rank))) for rank in (0, 1)]
+        self.readers = open_boards(folder, 0, (0, 1))
+        self.ranks = {n: SimpleNamespace(progress=2) for n in (0, 1)}
+        self.attempt = SimpleNamespace(number=0, may_save_in_time=True, ranks=self.ranks, in_time=None)
+        self.events: list[tuple[int, int]] = []
+        node: Any = SimpleNamespace(sampler=SimpleNamespace(boards=self.readers), feed=self.feed)
+        engine = SimpleNamespace(state=SimpleNamespace(attempt=self.attempt))
+        context: Any = SimpleNamespace(fleet_agreement=None, is_running=True, engine=engine)
+        self.saving = FinalSave(node, context)
+        self.saving._wanted = _Wanted(1, ASKED_S, is_before_known=True)
+
+    def feed(self, event: Any) -> None:
+        self.events.append((event.request, event.at_call))
+
+    def close(self) -> None:
+        for one in (*self.boards, *self.readers.values()):
+            one.close()
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Iterator[Asked]:
+    one = Asked(tmp_path)
+    yield one
+    one.close()
+
+
+def test_that_ranks_never_ask_is_told_once(asked: Asked) -> None:
+    asked.saving.try_asking()
+    asked.saving.try_asking()
+    assert asked.events == [(1, 0)]
+    for board in asked.boards:
+        board.words[Field.CHECKS] = 3
+    asked.attempt.in_time = SimpleNamespace(is_pending=True)
+    asked.saving.try_asking()
+    assert asked.events == [(1, 0)], "one saves just now: two would write at once"
+    asked.attempt.in_time = SimpleNamespace(is_pending=False)
+    asked.saving.try_asking()
+    assert len(asked.events) == 2 and asked.events[1][1] > 3, "they ask by now"
+
+
+def test_ranks_that_have_hardly_begun_may_ask_yet(asked: Asked) -> None:
+    asked.ranks[1].progress = 1
+    asked.saving.try_asking()
+    assert asked.events == []
+
+
+def test_nobody_wants_to_know_where_there_is_no_other_way(asked: Asked) -> None:
+    asked.attempt.may_save_in_time = False
+    asked.saving.try_asking()
+    assert asked.events == []

@@ -13,6 +13,7 @@ from typing import Any, cast
 import pytest
 
 from guardrun.hooks.wire.board import Field
+from guardrun.hooks.wire.examinations import LAST_STEP
 from guardrun.hooks.wire.random_page import MAGIC, SIZE_BYTES, random_name
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.fleet.protocol import messages as msg
@@ -46,9 +47,9 @@ class Head(Node):
     def _send(self, node: str, order: Order) -> None:
         self.sent.append((node, order))
 
-    def begin(self, ranks: tuple[int, ...] = (4, 0)) -> None:
+    def begin(self, ranks: tuple[int, ...] = (4, 0), **more: Any) -> None:
         alive = [*self.boards, 4, 5]
-        action = ac.SaveInTime(request=3, attempt=0, until_s=120.0, global_ranks=list(ranks), alive=alive)
+        action = ac.SaveInTime(request=3, attempt=0, until_s=120.0, global_ranks=list(ranks), alive=alive, **more)
         InTimeSaves(cast(InTimeNode, self), cast(Any, self), lambda: None, reach=self.many).begin(action)
 
     def take(self, kind: type) -> list[tuple[str, Any]]:
@@ -132,6 +133,19 @@ def test_a_rank_at_the_end_of_its_step_is_waited_for(head: Head) -> None:
     head.steps("n1")
     head.steps("n2")
     assert head.take(msg.SaveHere)
+
+
+def test_where_training_goes_on_ranks_need_not_be_equally_far(head: Head) -> None:
+    head.begin(is_running=True)
+    head.take(msg.ReportSteps)
+    head.steps("n1", STEP + 2, STEP + 2, pages={4: PAGE})
+    head.steps("n2", STEP - 1, STEP + 1)
+    [(node, order)] = head.take(msg.SaveHere)
+    assert (node, order.global_rank, order.step, order.pages) == ("n1", 4, LAST_STEP, {})
+    head.saved(step=STEP + 5)
+    head.see("n2", "n3")
+    [event] = head.events
+    assert event.checkpoint == FOUND.checkpoint and head.looks == [(str(head.path), STEP + 5)]
 
 
 def test_a_node_that_is_there_and_does_not_answer_may_be_further(head: Head) -> None:

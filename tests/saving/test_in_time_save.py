@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from guardrun.hooks.wire.board import Field
+from guardrun.hooks.wire.examinations import LAST_STEP
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.saving.in_time_save import Part, who_saves
 from tests.saving.in_time_node import FOUND, SAVED, STEP, Node
@@ -131,6 +132,28 @@ def test_nobody_is_asked_where_it_is_not_known_what_would_be_saved(make: Any, wh
     make(node)
     assert node.save() == ev.SavedInTime(request=3, attempt=0, why=why)
     assert node.asked == []
+
+
+def test_where_training_goes_on_it_is_of_whichever_step_the_rank_has_finished(node: Node) -> None:
+    step_ahead(node)
+    node.answers[1] = {**SAVED, "step": STEP + 3}
+    told = node.save((1, 2), is_running=True)
+    assert told is not None and told.checkpoint == FOUND.checkpoint
+    assert (node.asked, node.arguments[0]["step"], node.looks) == ([1], LAST_STEP, [("/out/a.pt", STEP + 3)])
+    assert node.used == [(0, 1, STEP + 3, FOUND.checkpoint)]
+
+
+@pytest.mark.parametrize(("make", "why"), [(saving, "rank 3 is saving by itself"), (before_the_first, "no step is")])
+def test_nor_then_do_two_save_at_once_nor_before_a_step(make: Any, why: str, node: Node) -> None:
+    make(node)
+    told = node.save(is_running=True)
+    assert told is not None and why in told.why and node.asked == []
+
+
+def test_parts_of_what_trains_on_would_be_of_several_steps(node: Node) -> None:
+    node.shard(2)
+    why = "what they train is sharded, and its ranks train on"
+    assert node.save(is_running=True) == ev.SavedInTime(request=3, attempt=0, why=why) and node.asked == []
 
 
 # Sharded ----------------------------------------------------------------------------------------------------------

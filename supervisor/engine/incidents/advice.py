@@ -348,7 +348,10 @@ def _ending(known: Evidence) -> str:
         )
     if known.get("asked"):
         return "No step ended in time: have the scheduler warn earlier."
-    return "Call guardrun.hooks.should_checkpoint() once a step on every rank, and save where it says yes."
+    return (
+        "Call guardrun.hooks.should_checkpoint() once a step on every rank, and save where it says yes; or give "
+        "guardrun.hooks.save_with() a function that saves."
+    )
 
 
 def _import(known: Evidence) -> str:

@@ -158,12 +158,16 @@ class SaveInTime(_Action, frozen=True, kw_only=True, tag="save_in_time"):
     """Those that may be asked, in that order."""
     alive: list[int]
     """All that must have finished the same step."""
+    is_running: bool = False
+    """Training goes on meanwhile: one saves after whichever step it has finished, the others may be further."""
 
 
 class SeekCheckpoint(_Action, frozen=True, kw_only=True, tag="seek_checkpoint"):
     """Say once more, now that nothing is alive, whether there is a whole checkpoint newer than the request."""
 
     request: int
+    spoiled: list[Spoiled] = []
+    """As ChooseCheckpoint has it."""
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):

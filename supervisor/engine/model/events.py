@@ -1016,10 +1016,11 @@ class SchedulerStatusChanged(_Event, frozen=True, kw_only=True, tag="scheduler_t
 
 
 class CheckpointAsked(_Event, frozen=True, kw_only=True, tag="checkpoint_asked"):
-    """Answer to AskCheckpoint, once every rank has been seen to ask should_checkpoint()."""
+    """Answer to AskCheckpoint, once every rank has been seen to ask should_checkpoint(), or some not to."""
 
     request: int
     at_call: int
+    """0: a rank that trains has never asked."""
 
 
 class CheckpointAnswered(_Event, frozen=True, kw_only=True, tag="checkpoint_answered"):

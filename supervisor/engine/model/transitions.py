@@ -121,6 +121,7 @@ _ROWS: dict[Phase, dict[type, str]] = {
         ev.ExitsRead: "on_exits_read",
         ev.AttemptStopped: "on_attempt_stopped",
         ev.CheckpointSaved: "on_checkpoint_saved",
+        ev.SavedInTime: "on_saved_while_training",
         ev.CheckpointLoaded: "on_checkpoint_loaded",
         ev.CheckpointOpened: "on_checkpoint_opened",
         ev.CheckpointChosen: "on_sound_looked_for",

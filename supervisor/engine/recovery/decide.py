@@ -364,6 +364,8 @@ def stop(state: State, onset_s: float, now_s: float, *, is_well: bool = False) -
     is_well: what the other ranks hold is not in doubt, so that one may save it first (in_time_save.py).
     """
     attempt = attempt_of(state)
+    if attempt.in_time is not None:
+        in_time.call_off(attempt)
     enter(state, Phase.STOPPING)
     state.ledger = without_stall(state, now_s)
     state.ledger.reclassify(DETECTING, max(onset_s, attempt.started_s), now_s)

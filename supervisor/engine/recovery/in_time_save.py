@@ -35,38 +35,55 @@ def due_s(state: State) -> float | None:
     return min(save.until_s, state.notice.deadline_s) if state.notice.cause else save.until_s
 
 
+def is_awaited(state: State) -> bool:
+    """Whether one has been asked for, and nothing has come of it yet."""
+    return state.attempt is not None and state.attempt.in_time is not None and state.attempt.in_time.is_pending
+
+
 def on_tick(state: State, now_s: float) -> list[Action]:
     """Called when anything is due."""
     at_s = due_s(state)
     if at_s is None or now_s < at_s:
         return []
-    return [*_fail(state, f"it was not done within {state.settings.jit_s:g} s"), order_stop(state, now_s)]
+    return [*_fail(state, late(state)), order_stop(state, now_s)]
+
+
+def late(state: State) -> str:
+    """Why it is not waited for any longer."""
+    return f"it was not done within {state.settings.jit_s:g} s"
 
 
 def on_saved(state: State, event: ev.SavedInTime, now_s: float) -> list[Action]:
     """In STOPPING: what came of it."""
+    said = note(state, event)
+    return [*said, order_stop(state, now_s)] if said else []
+
+
+def note(state: State, event: ev.SavedInTime) -> list[Action]:
+    """Keep what came of it, and say so; empty: nobody waits for it."""
     save = attempt_of(state).in_time
     if save is None or not save.is_pending or event.request != save.request:
         return []
     checkpoint = event.checkpoint
     if checkpoint is None:
-        return [*_fail(state, event.why, has_begun=event.has_begun), order_stop(state, now_s)]
+        return _fail(state, event.why, has_begun=event.has_begun)
     save.told = {"rank": event.global_rank, "step": checkpoint.step, "path": checkpoint.path}
     if event.global_ranks:
         save.told["ranks"] = event.global_ranks
     save.told["took_s"] = round(event.took_s, 3)
     note_saved(state, checkpoint.step)
     who = ranks_text(event.global_ranks or [event.global_rank])
-    text = f"{who} saved step {checkpoint.step} in {event.took_s:.1f} s before the restart"
+    what = "job's end" if save.is_running else "restart"
+    text = f"{who} saved step {checkpoint.step} in {event.took_s:.1f} s before the {what}"
     doubt = ""
     if event.is_unchecked:
         save.told["unchecked"], doubt = True, f" ({UNCHECKED})"
-    return [announce(f"{text}: {checkpoint.path}{doubt}", "good"), order_stop(state, now_s)]
+    return [announce(f"{text}: {checkpoint.path}{doubt}", "good")]
 
 
 def give_up(state: State, why: str) -> list[Action]:
-    """Nobody waits for it any more; the caller has the ranks stopped, or they have ended."""
-    return _fail(state, why) if due_s(state) is not None else []
+    """Nobody waits for it any more; the caller has the ranks stopped, or they have ended, or train on."""
+    return _fail(state, why) if is_awaited(state) else []
 
 
 def on_time_skipped(state: State, gap_s: float) -> None:

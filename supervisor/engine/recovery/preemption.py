@@ -2,6 +2,7 @@
 
 PreemptionNoticed, or the time limit comes near
       → AskCheckpoint → CheckpointAsked, CheckpointAnswered …  training goes on
+                      → or SaveInTime, where ranks do not ask, and their script has called save_with()
       → CheckpointCompleted, or the deadline → StopAttempt → AttemptStopped
       → SeekCheckpoint (where none was seen) → CheckpointCompleted
       → Requeue (where the scheduler lets us) → Requeued
@@ -23,6 +24,7 @@ from guardrun.supervisor.engine.model.actions import Action, AskCheckpoint, Seek
 from guardrun.supervisor.engine.model.derived_events import ExitsExplained
 from guardrun.supervisor.engine.model.lost_time import OTHER
 from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.recovery import in_time_save
 from guardrun.supervisor.engine.recovery.decide import announce, observe, stop
 from guardrun.supervisor.engine.recovery.preemption_incident import report_preemption
 from guardrun.supervisor.engine.recovery.requeue import (
@@ -38,8 +40,17 @@ from guardrun.supervisor.engine.recovery.requeue import (
     requeue_or_finish,
 )
 from guardrun.supervisor.engine.recovery.run_summary import finish, record_attempt, stop_words
+from guardrun.supervisor.engine.recovery.voluntary import in_time
 from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing
-from guardrun.supervisor.engine.state.state import SIGNAL, TIME_LIMIT, State, book_end, enter, next_request
+from guardrun.supervisor.engine.state.state import (
+    SIGNAL,
+    TIME_LIMIT,
+    State,
+    attempt_of,
+    book_end,
+    enter,
+    next_request,
+)
 
 # Node drains --------------------------------------------------------------------------------------------------------
 # Nodes that somebody has drained: what runs there goes on, and the next attempt takes others where it can.
@@ -133,10 +144,20 @@ def _note_end(state: State, event: ev.SchedulerStatusChanged, now_s: float) -> l
 
 
 def on_checkpoint_asked(state: State, event: ev.CheckpointAsked, now_s: float) -> list[Action]:
-    """Keep the call of should_checkpoint() at which the ranks will save; of the newest request alone."""
-    if event.request == state.notice.request:
-        state.notice.at_call = event.at_call
-    return []
+    """Keep the call of should_checkpoint() at which the ranks will save; of the newest request alone.
+
+    Ranks that do not ask have one save by the function that their script has given to save_with(), if it has.
+    """
+    notice = state.notice
+    if event.request != notice.request:
+        return []
+    notice.at_call = event.at_call
+    if event.at_call or not notice.cause or notice.is_stopping or state.phase is not Phase.RUNNING:
+        return []
+    begun = in_time.begin_while_training(state, now_s)
+    if not isinstance(begun, str):
+        return [begun]
+    return [announce(begun, "warn")] if begun else []
 
 
 def on_checkpoint_answered(state: State, event: ev.CheckpointAnswered, now_s: float) -> list[Action]:
@@ -149,7 +170,7 @@ def on_checkpoint_answered(state: State, event: ev.CheckpointAnswered, now_s: fl
 def on_checkpoint_completed(state: State, event: ev.CheckpointCompleted, now_s: float) -> list[Action]:
     """A whole checkpoint newer than the request; or, once nothing is alive, that there is none."""
     notice = state.notice
-    if event.request != notice.request or not notice.cause:
+    if event.request != notice.request or not notice.cause or in_time_save.is_awaited(state):
         return []
     if event.checkpoint is not None and notice.saved is None:
         notice.saved, notice.saved_s = event.checkpoint, now_s
@@ -160,6 +181,24 @@ def on_checkpoint_completed(state: State, event: ev.CheckpointCompleted, now_s: 
     if state.phase is Phase.RUNNING and notice.saved is not None and not notice.is_stopping:
         return _stop(state, now_s)
     return []
+
+
+def on_saved_while_training(state: State, event: ev.SavedInTime, now_s: float) -> list[Action]:
+    """In RUNNING: a rank's own function has saved, or has not; then any other checkpoint is waited for."""
+    said, notice = in_time_save.note(state, event), state.notice
+    if not said or event.checkpoint is None:
+        return [*said, *_ask_anew(state, now_s)] if said else []
+    notice.saved, notice.saved_s = event.checkpoint, now_s
+    return [*said, *_stop(state, now_s)]
+
+
+def _ask_anew(state: State, now_s: float) -> list[Action]:
+    """Wait for another checkpoint than what such a save may have left behind."""
+    attempt = attempt_of(state)
+    attempt.skipped_to_s = min(attempt.skipped_to_s, now_s)
+    if attempt.in_time is not None and attempt.in_time.is_doubtful:
+        state.notice.saves_from_s = now_s
+    return _request(state)
 
 
 # For those who keep an attempt -------------------------------------------------------------------------
@@ -198,10 +237,11 @@ def wind_up(state: State, now_s: float) -> list[Action]:
         return []
     notice.is_why_awaited = False
     if state.attempt is not None:
+        state.spoiled += in_time.spoiled(state.attempt, now_s, is_many=state.fleet is not None)
         record_attempt(state, "preempted")
     if notice.saved is None and notice.request:
         notice.is_sought, notice.asked_s = True, now_s
-        return [SeekCheckpoint(request=notice.request)]
+        return [_seek(state)]
     return requeue_or_finish(state, now_s)
 
 
@@ -213,11 +253,11 @@ def order_again(state: State, now_s: float) -> list[Action]:
     if not notice.cause:
         return []
     if notice.is_sought:
-        return [SeekCheckpoint(request=notice.request)]
+        return [_seek(state)]
     if notice.asked_s:
         return [order(state, now_s)]
     if state.phase is Phase.RUNNING and notice.request and not notice.is_stopping:
-        return _ask(state)
+        return _ask_anew(state, now_s)
     return []
 
 
@@ -238,7 +278,10 @@ def due_s(state: State) -> float | None:
     if not notice.cause:
         return _notice_s(state) if state.phase is not Phase.ENDING else None
     if state.phase is Phase.RUNNING and not notice.is_stopping:
-        return notice.deadline_s if notice.request else notice.began_s
+        if not notice.request:
+            return notice.began_s
+        save = attempt_of(state).in_time if in_time_save.is_awaited(state) else None
+        return notice.deadline_s if save is None else min(save.until_s, notice.deadline_s)
     return None
 
 
@@ -258,7 +301,12 @@ def on_tick(state: State, now_s: float) -> list[Action]:
     if notice.is_sought:
         notice.is_sought, notice.asked_s = False, 0.0
         return requeue_or_finish(state, now_s)
-    return _stop(state, now_s) if notice.request else _request(state)
+    if not notice.request:
+        notice.saves_from_s = notice.began_s
+        return _request(state)
+    if now_s < notice.deadline_s:
+        return [*in_time_save.give_up(state, in_time_save.late(state)), *_ask_anew(state, now_s)]
+    return _stop(state, now_s)
 
 
 def _notice_s(state: State) -> float | None:
@@ -304,6 +352,7 @@ def _begin(state: State, now_s: float) -> list[Action]:
             if state.phase is Phase.STOPPING and attempt.ended_s is not None and not state.is_failing:
                 return actions + wind_up(state, now_s)  # their exits were being read: nothing else would come
     if state.phase is Phase.RUNNING:
+        notice.saves_from_s = notice.began_s
         actions += _request(state)
     return actions
 
@@ -316,7 +365,11 @@ def _request(state: State) -> list[Action]:
 
 def _ask(state: State) -> list[Action]:
     notice = state.notice
-    return [AskCheckpoint(request=notice.request, since_s=notice.began_s, is_quiet=notice.is_forwarded)]
+    return [AskCheckpoint(request=notice.request, since_s=notice.saves_from_s, is_quiet=notice.is_forwarded)]
+
+
+def _seek(state: State) -> SeekCheckpoint:
+    return SeekCheckpoint(request=state.notice.request, spoiled=list(state.spoiled))
 
 
 def _stop(state: State, now_s: float) -> list[Action]:

@@ -65,11 +65,14 @@ def evidence_of(state: State) -> dict[str, Any]:
     if notice.saved is not None:
         told["saved_in_s"] = round(notice.saved_s - notice.began_s, 1)
         told["checkpoint"] = {"path": notice.saved.path, "step": notice.saved.step}
+    save = attempt_of(state).in_time
+    if save is not None and save.is_running:
+        told["jit"] = save.told
     if notice.saved is not None or notice.is_stopping or state.phase is Phase.ENDING:
         told["in_time"] = notice.saved is not None
     if notice.is_requeued is not None or notice.requeue_why:
         told["requeued"], told["requeue_why"] = bool(notice.is_requeued), notice.requeue_why
-    return {key: value for key, value in told.items() if value not in ("", [], False) or key == "in_time"}
+    return {key: value for key, value in told.items() if value not in ("", [], {}, False) or key == "in_time"}
 
 
 def sentence_of(state: State) -> str:

@@ -14,13 +14,15 @@ class InTimeSave(msgspec.Struct, kw_only=True):
     """Its number; 0: nobody was asked."""
     since_s: float = 0.0
     until_s: float = 0.0
-    """The ranks are stopped then, saved or not."""
+    """It is waited for until then."""
     told: dict[str, Any] = {}
     """What came of it, as evidence; empty: it goes on."""
+    is_running: bool = False
+    """The job is about to end, and training goes on meanwhile."""
     is_doubtful: bool = False
     """Something may have been written that is not to be resumed from."""
 
     @property
     def is_pending(self) -> bool:
-        """The ranks are not to be stopped yet."""
+        """What comes of it is waited for."""
         return bool(self.request) and not self.told

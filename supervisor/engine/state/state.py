@@ -67,6 +67,8 @@ class Notice(msgspec.Struct, kw_only=True):
     """Ranks that have a handler of their own for it, and were not given it."""
     request: int = 0
     """Number of the request to the ranks; 0 = not made yet."""
+    saves_from_s: float = 0.0
+    """A checkpoint that was written since answers the request."""
     at_call: int = 0
     """The call of should_checkpoint() that answers yes; 0 = none could be fixed yet."""
     is_answered: bool = False

@@ -275,7 +275,7 @@ class SaveHere(_Message, frozen=True, kw_only=True, tag="save_here"):
     attempt: int
     global_rank: int
     step: int
-    """The last that all have finished."""
+    """The last that all have finished; 0: that it has, and the others may be further."""
     by_s: float
     """The run's seconds: nobody waits for it any more."""
     pages: dict[int, bytes] = {}

@@ -23,6 +23,7 @@ from guardrun.hooks.rank import save_gate
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.rank.save_gate import SaveGate
 from guardrun.hooks.wire.board import Field, Milestone
+from guardrun.hooks.wire.examinations import LAST_STEP
 from tests.support.waiting import wait_until
 
 FAR_NS = 3600 * 1_000_000_000
@@ -413,6 +414,26 @@ def test_a_moment_that_comes_is_waited_for(training: Training, tmp_path: Path) -
     save = training.save()
     training.backward()
     assert told(save)["path"] == str(tmp_path)
+
+
+def test_one_that_trains_on_saves_after_whichever_step_it_has_finished(training: Training, tmp_path: Path) -> None:
+    """As one that is to be ended soon: with its next backward pass, wherever it is by then."""
+    training.function = lambda: (tmp_path / "part").write_bytes(b"1") and str(tmp_path)
+    training.train()
+    save = training.save(step=LAST_STEP)
+    training.train(2)
+    training.backward()
+    answer = told(save)
+    assert answer["path"] == str(tmp_path) and answer["step"] in (4, 5, 6)
+    training.optimizer.step()
+    assert training.rank.step_now() == 7
+
+
+def test_one_that_trains_on_does_not_have_its_trainer_save(training: Training) -> None:
+    """It asks should_checkpoint() by itself, and saves with all ranks."""
+    by_itself(training, Saver(None))
+    training.backward()
+    assert told(training.save(step=LAST_STEP)) == {"why": "its trainer saves where should_checkpoint() says so"}
 
 
 def raises() -> None:

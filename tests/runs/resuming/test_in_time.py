@@ -81,6 +81,16 @@ def test_one_that_hangs_after_it_has_saved_costs_its_time_and_the_one_before_is_
     assert trained.losses == undisturbed.losses
 
 
+def test_one_that_would_wait_for_the_others_is_told_at_once(edge: EdgeRuns, undisturbed: Trained) -> None:
+    trained = train(edge, f"--fault=kill@{AT}:1", "--how=collective", f"--first-save={FIRST_SAVE}")
+    why = only(trained.finished)["evidence"]["jit"]["why"]
+    assert why.startswith(
+        "rank 0: RuntimeError: barrier() in a function given to save_with(): other ranks don't call it"
+    )
+    assert trained.taken["1"][0] == FIRST_SAVE + 1
+    assert trained.losses == undisturbed.losses
+
+
 def test_who_is_not_asked_hears_nothing(undisturbed: Trained) -> None:
     assert undisturbed.asked == [] and orders(undisturbed) == []
     assert undisturbed.finished.incidents == []

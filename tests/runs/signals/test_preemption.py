@@ -17,7 +17,7 @@ from guardrun.supervisor.engine.model.events import RunContinued
 from guardrun.supervisor.report.elements.quantities import parse_iso_time
 from guardrun.supervisor.rundir.journal import read_lines
 from guardrun.supervisor.rundir.run_directory import read_run_file, write_run_file
-from tests.runs.runs import RESUME, EdgeRuns, check_dates, check_show, check_times, finish, log_of, only
+from tests.runs.runs import RESUME, EdgeRuns, check_dates, check_show, check_times, finish, log_of, only, own_lines
 from tests.support.guardrun_run import Finished, GuardrunRun
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
@@ -327,3 +327,59 @@ def test_the_ranks_of_all_nodes_save_at_one_and_the_same_step(edge: EdgeRuns) ->
     assert (beside.returncode, other.alive()) == (138, [])
     steps = saved_steps(finished)["0"] + saved_steps(beside)["1"]
     assert len(steps) == 2 and steps[0] == steps[1]
+
+
+# save_with() --------------------------------------------------------------------------------------------------------
+
+
+def start_in_time(edge: EdgeRuns, *arguments: str, jit_s: int = 30) -> GuardrunRun:
+    """A script that never asks should_checkpoint(), and has given save_with() a function."""
+    config = f"{RESUME}jit_s = {jit_s}\n[preemption]\ngrace_s = 8\n"
+    run = edge.start("in_time.py", "--steps=100000", *arguments, flags=NAMED, config=config)
+    losses = [edge.folder / f"losses-{rank}" for rank in (0, 1)]
+    wait_until(lambda: all(path.exists() and path.read_text().count("\n") > 3 for path in losses), 60, "steps")
+    return run
+
+
+def test_a_script_that_does_not_ask_has_its_one_line_called_while_it_trains(edge: EdgeRuns) -> None:
+    """And goes on from there: what was trained after it is trained again, to the same losses."""
+    run = start_in_time(edge)
+    run.send(signal.SIGUSR1)
+    finished = finish(run, 60)
+    assert finished.returncode == 138, finished
+    assert finished.summary is not None and finished.summary["outcome"] == "preempted"
+    incident = only(finished)
+    assert (incident["kind"], incident["cause"]) == ("preemption", "signal")
+    saved, jit = incident["evidence"]["checkpoint"], incident["evidence"]["jit"]
+    assert incident["evidence"]["in_time"] and "asked" not in incident["evidence"]
+    assert Path(saved["path"]).name == f"jit_{saved['step']}.pt" and saved == {n: jit[n] for n in ("path", "step")}
+    assert [path.name for path in edge.folder.glob("asked-*")] == ["asked-0-0"], "one, once"
+    assert re.search(
+        rf"rank 0 saved step {saved['step']} in [\d.]+ s before the job's end: ", "\n".join(own_lines(finished))
+    )
+    until = max(int(line.split()[1]) for line in (edge.folder / "losses-0").read_text().splitlines())
+    again = edge.run("in_time.py", f"--steps={until}", "--how=none", flags=NAMED, timeout_s=60)
+    assert again.returncode == 0, again
+    assert f"starts at step {saved['step']}\n" in again.stdout + again.stderr
+    for rank in (0, 1):
+        lines = [line.split() for line in (edge.folder / f"losses-{rank}").read_text().splitlines()]
+        first = {step: loss for attempt, step, loss in lines if attempt == "0"}
+        second = {step: loss for attempt, step, loss in lines if attempt == "1"}
+        assert [int(step) for step in second] == list(range(saved["step"] + 1, until + 1))
+        assert {step: first[step] for step in second if step in first}.items() <= second.items()
+
+
+def test_one_that_fails_leaves_the_rest_of_the_time_to_the_script(edge: EdgeRuns) -> None:
+    """What it wrote is whole, and says a step that is not done: the run does not end with it, nor the next begin."""
+    run = start_in_time(edge, "--how=ahead", "--first-save=2")
+    run.send(signal.SIGUSR1)
+    run.wait_for_output("no just-in-time checkpoint: rank 0 saved ")
+    finished = finish(run, 60)
+    assert finished.returncode == 138, finished
+    incident = only(finished)
+    assert "says step" in incident["evidence"]["jit"]["why"] and incident["evidence"]["in_time"] is False
+    assert "no whole checkpoint within 8 s: the ranks are stopped all the same" in own_lines(finished)
+    assert list((edge.folder / "out").glob("jit_*.pt"))
+    again = edge.run("in_time.py", "--steps=3", "--how=none", flags=NAMED, timeout_s=60)
+    assert again.returncode == 0, again
+    assert "starts at step 2\n" in again.stdout + again.stderr

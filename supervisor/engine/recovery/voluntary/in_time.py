@@ -22,18 +22,48 @@ NO_STEP = 2**62
 
 def begin(state: State, now_s: float) -> SaveInTime | str:
     """How a rank is asked, and the stop put off; or why not, where somebody might wonder (empty: nobody does)."""
+    if state.notice.cause or state.is_held:
+        return ""
+    return _begin(state, now_s, now_s + state.settings.jit_s)
+
+
+def begin_while_training(state: State, now_s: float) -> SaveInTime | str:
+    """The same where the job is about to end: its ranks train on until then."""
+    attempt = attempt_of(state)
+    if not attempt.may_save_in_time:
+        return ""
+    until_s = min(now_s + state.settings.jit_s, state.notice.deadline_s)
+    begun = _begin(state, now_s, until_s, is_running=True)
+    if isinstance(begun, SaveInTime):  # others wait for the one that saves: that is no hang, and no slow step
+        attempt.skipped_to_s, attempt.examined_to_s = until_s, max(attempt.examined_to_s, until_s)
+    return begun
+
+
+def _begin(state: State, now_s: float, until_s: float, *, is_running: bool = False) -> SaveInTime | str:
     attempt = attempt_of(state)
     if attempt.in_time is not None or not _is_wanted(state):
         return ""
     if why := _why_not(state, now_s):
-        attempt.in_time = InTimeSave(told={"why": why})
+        attempt.in_time = InTimeSave(told={"why": why}, is_running=is_running)
         return f"{NOTHING}: {why}"
-    until_s, gone = now_s + state.settings.jit_s, _nodes_gone(state)
-    attempt.in_time = save = InTimeSave(request=next_request(state), since_s=now_s, until_s=until_s)
+    request, gone = next_request(state), _nodes_gone(state)
+    attempt.in_time = InTimeSave(request=request, since_s=now_s, until_s=until_s, is_running=is_running)
     alive = [n for n, rank in attempt.ranks.items() if rank.exitcode is None and rank.rank.node not in gone]
     return SaveInTime(
-        request=save.request, attempt=attempt.number, until_s=until_s, global_ranks=_well(state, now_s), alive=alive
+        request=request,
+        attempt=attempt.number,
+        until_s=until_s,
+        global_ranks=_well(state, now_s),
+        alive=alive,
+        is_running=is_running,
     )
+
+
+def call_off(attempt: Attempt) -> None:
+    """The ranks are to be stopped, whatever becomes of a save that goes on while they train."""
+    save = attempt.in_time
+    if save is not None and save.is_pending:
+        save.told, save.is_doubtful = {"why": "the ranks were stopped before it was done"}, True
 
 
 def spoiled(attempt: Attempt, now_s: float, *, is_many: bool = False) -> list[Spoiled]:
@@ -53,9 +83,9 @@ def spoiled(attempt: Attempt, now_s: float, *, is_many: bool = False) -> list[Sp
 def _is_wanted(state: State) -> bool:
     """Whether the user has asked for such saves, and this is a moment for one."""
     settings, attempt = state.settings, attempt_of(state)
-    if settings.jit_s <= 0 or not settings.act or state.is_held or settings.is_torchrun_agent:
+    if settings.jit_s <= 0 or not settings.act or settings.is_torchrun_agent:
         return False
-    return not (state.notice.cause or state.signum or attempt.is_refused or attempt.is_worthless or attempt.is_cut)
+    return not (state.signum or attempt.is_refused or attempt.is_worthless or attempt.is_cut)
 
 
 def _why_not(state: State, now_s: float) -> str:
