@@ -8,6 +8,10 @@ Between the first backward pass of a step and its optimizer's step nothing of th
 nothing of the next one has changed what is saved. The way into optimizer.step() is shut before that is looked at, and
 stays so until the function is done: nothing that the thread that trains does meanwhile changes it, either.
 
+On a device the host is ahead: kernels of steps that it has long passed may still wait there, behind a collective that
+never ends. So the host has to stand before the step (a loop that reads a loss, or a scaler that looks for infinities,
+waits there), and the device has to have got to the backward pass: all that came before is done then.
+
 One rank saves for all: so it must hold all, and nothing that the others don't (docs/just-in-time.md). Or, where FSDP2
 shards what is trained, one for each part, if the supervisor has asked for that part. A state that is in doubt is not
 saved.
@@ -18,6 +22,7 @@ is done. Some compute the gradients within optimizer.step(closure): then the way
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import weakref
@@ -46,6 +51,12 @@ SHARDED = (KIND, "FlatParameter", "ZeroRedundancyOptimizer")
 STANDS_NS = 500_000_000
 """A rank that is to save a part has to have stood in one collective for so long."""
 MAX_PARAMETERS = 200_000
+ERROR_HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
+CATCHES_UP_NS = 1_000_000_000
+CLEAN_UP_ONLY = "2"
+"""A collective that fails is over for the device then, and the rank lives on (torch's ErrorHandlingMode)."""
+MAX_LOOKED_AT = 4096
+"""Numbers of each parameter that lies on a device."""
 MAX_FRAMES = 1000
 
 
@@ -143,6 +154,10 @@ class SaveGate:
         """Of some parameters, after the last step: how often they have been written to."""
         self._calls = rank.words[Field.API_CALLS]
         """Of the script's own step(), before the first step that is seen."""
+        self._device: Any = None
+        """Where its parameters lie, if not in the host's memory; known after the first step."""
+        self._begun: Any = None
+        """An event that is done once the device has got to the backward pass of the step under way."""
         self._averaged = 0
         """Backward passes since the last step by which replicas' gradients were to be averaged."""
 
@@ -197,14 +212,26 @@ class SaveGate:
     def on_backward(self) -> None:
         """A backward pass begins. Never raises."""
         try:
-            rank = self._rank
-            rank.words[Field.BACKWARD_AFTER] = rank.words[Field.PULSES] + 1
+            rank, after = self._rank, self._rank.words[Field.PULSES] + 1
+            if self._device is not None and rank.words[Field.BACKWARD_AFTER] != after:
+                self._mark_begun()
+            rank.words[Field.BACKWARD_AFTER] = after
             models = rank.spent.models() if rank.spent is not None else ()
             is_any = bool(rank.words[Field.PARTS]) or any(model.require_backward_grad_sync for model in models)
             self._averaged += is_any  # of what FSDP2 shards it is not known which passes are left out
         except Exception as error:
             self._odd = "its backward passes can't be counted"
             self._rank.fail("save_with", error)
+
+    def _mark_begun(self) -> None:
+        """Have the device say when it gets here: in the stream that computes, of the thread that trains."""
+        if self._rank.words[Field.CAPTURES]:
+            self._begun = None
+            return
+        torch = sys.modules["torch"]
+        if self._begun is None:
+            self._begun = torch.Event(self._device.type)
+        self._begun.record(torch.accelerator.current_stream(self._device))
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
@@ -222,6 +249,8 @@ class SaveGate:
                 self._versions = [(weakref.ref(parameter), version_of(parameter)) for parameter in firsts]
                 if is_first and self._rank.sharded is not None:
                     self._show_part()
+                elif is_first and self.function is not None:
+                    self._device = next((one.device for one in firsts if one.device.type not in ("cpu", "meta")), None)
         except Exception as error:
             self._odd = "its optimizers can't be looked at"
             self._rank.fail("save_with", error)
@@ -286,6 +315,11 @@ class SaveGate:
             self.reopen()
         return why
 
+    def _use_own_stream(self) -> None:
+        """What this thread reads of the device waits for nothing that training has launched, or is stuck behind."""
+        torch = sys.modules["torch"]
+        torch.accelerator.set_stream(torch.Stream(self._device))  # of this thread alone; the current device, too
+
     def why_no_more(self) -> str:
         """Why what was written meanwhile is nothing to resume from; empty: the state stood still, and there is time."""
         if monotonic_ns() >= self.until_ns:
@@ -329,7 +363,31 @@ class SaveGate:
             return "something has changed its parameters since its last step"
         if self.asked_part is not None or rank.words[Field.PARTS]:
             return self._why_no_part()
-        return why_not_whole(rank, list(self._counts))
+        if self._device is not None and (why := self._why_not_there()):
+            return why
+        return why_not_whole(rank, list(self._counts), self._device)
+
+    def _why_not_there(self) -> str:
+        """Why the device may still have to do what came before the backward pass; empty: it has done all of it.
+
+        The host is shut out of the next step meanwhile: a device that is only behind catches up.
+        """
+        if self._rank.words[Field.CAPTURES]:
+            return "its device captures a graph"
+        if any(os.environ.get(name) == CLEAN_UP_ONLY for name in ERROR_HANDLING):
+            return "its communicators may be aborted while it goes on: gradients would be of no step"
+        until_ns = min(monotonic_ns() + CATCHES_UP_NS, self.until_ns)
+        try:
+            while self._begun is not None:
+                if self._begun.query():
+                    self._use_own_stream()
+                    return ""
+                if monotonic_ns() >= until_ns:
+                    break
+                time.sleep(POLL_S)
+        except RuntimeError as error:
+            return f"its device does not answer: {error}"
+        return "its device has not got to the backward pass of the step under way"
 
     def _why_no_part(self) -> str:
         """Why the modules do not hold the part that is asked for; empty: they do, and nothing that is gathered."""
@@ -389,8 +447,8 @@ def _codes_of(error: BaseException) -> set[Any]:
     return codes
 
 
-def why_not_whole(rank: Rank, optimizers: list[Any]) -> str:
-    """Why one rank does not hold all that is trained, as others do; empty: it does."""
+def why_not_whole(rank: Rank, optimizers: list[Any], device: Any = None) -> str:
+    """Why one rank does not hold all that is trained, as others do; empty: it does. device: None: the host."""
     models = rank.spent.models() if rank.spent is not None else []
     if not models:
         return "it trains no DistributedDataParallel model"
@@ -408,7 +466,7 @@ def why_not_whole(rank: Rank, optimizers: list[Any]) -> str:
         return "what it trains is sharded"
     if any(id(one) not in replicated for one in parameters):
         return "it trains parameters beside its DistributedDataParallel model"
-    return _why_not_plain(parameters, models)
+    return _why_not_plain(parameters, models, device)
 
 
 def _parameters_of(optimizers: Iterable[Any]) -> list[Any]:
@@ -416,21 +474,31 @@ def _parameters_of(optimizers: Iterable[Any]) -> list[Any]:
     return [one for each in list(optimizers) for group in each.param_groups for one in group["params"]]
 
 
-def _why_not_plain(parameters: list[Any], models: list[Any]) -> str:
-    """Why these are nothing to be saved in the middle of a step, sharded or not."""
+def _why_not_plain(parameters: list[Any], models: list[Any], device: Any = None) -> str:
+    """Why these are nothing to be saved in the middle of a step, sharded or not. device: as why_not_whole has it."""
     for model in models:
         for module in model.modules():
             if module.training and getattr(module, "num_batches_tracked", None) is not None:
                 return f"its {type(module).__name__} has counted the batch of the step under way already"
     if len(parameters) > MAX_PARAMETERS:
         return "it has too many parameters to look at"
-    if any(one.device.type != "cpu" for one in parameters):
-        return "its parameters lie on a device"
+    if any(one.device != device if device is not None else one.device.type != "cpu" for one in parameters):
+        return "its parameters lie on a device" if device is None else "its parameters lie on several devices"
     torch = sys.modules["torch"]
     with torch.no_grad():
-        if not all(bool(torch.isfinite(getattr(one, "_local_tensor", one)).all()) for one in parameters):
-            return "its parameters are not finite"
+        for one in parameters:
+            local = getattr(one, "_local_tensor", one)
+            # Of what lies on a device a part, and nothing is computed there: it may be stuck, or have no memory left.
+            known = local if device is None else _beginning(local).cpu()
+            if not bool(torch.isfinite(known).all()):
+                return "its parameters are not finite"
     return ""
+
+
+def _beginning(parameter: Any) -> Any:
+    """A view of its first numbers, as they lie in memory."""
+    flat = parameter.detach()
+    return flat.as_strided((min(flat.numel(), MAX_LOOKED_AT),), (1,), flat.storage_offset())
 
 
 def has_lost_peer(error: BaseException) -> bool:

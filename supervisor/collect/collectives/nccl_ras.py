@@ -142,7 +142,9 @@ def parse_status(text: str, pids: Set[int]) -> list[Reading]:
         if apart:
             note = "; ".join(apart)
             name = f"NCCL communicator {known.hash} of {known.size}"
-            readings.append(Reading(name=name, value=len(known.ranks), unit="ranks answered", is_odd=True, note=note))
+            readings.append(
+                Reading(name=name, value=float(len(known.ranks)), unit="ranks answered", is_odd=True, note=note)
+            )
     return readings[:MAX_READINGS]
 
 
@@ -227,14 +229,14 @@ def read_ras(
                 asked = _inquiries[address] = Inquiry(address, needs_s)
         if not asked.wait(limit_s):
             note = f"no answer within {asked.spent_s:.0f} s; where ranks are stuck, NCCL may take {needs_s:.0f} s"
-            return "", [Reading(name=name, value=0, note=note)]
+            return "", [Reading(name=name, value=0.0, note=note)]
         with _lock:
             if _inquiries.get(address) is asked:
                 del _inquiries[address]
         text = asked.result()
         return text, parse_status(text, pids)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
-        return "", [Reading(name=name, value=0, note=f"no answer: {error}")]
+        return "", [Reading(name=name, value=0.0, note=f"no answer: {error}")]
 
 
 def _needs_s(environ: Mapping[str, str]) -> float:

@@ -325,6 +325,52 @@ class ZeroRedundancyOptimizer(torch.optim.SGD):
     """By its name."""
 
 
+class Done:
+    """An event of a device."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+
+    def query(self) -> bool:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return bool(self.answer)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (True, ""),
+        (False, "its device has not got to the backward pass of the step under way"),
+        (RuntimeError("CUDA error: unspecified launch failure"), "its device does not answer: CUDA error: unspecified"),
+    ],
+)
+def test_a_device_has_to_have_done_all_that_came_before(
+    answer: object, why: str, training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams: list[int] = []
+    monkeypatch.setattr(training.gate, "_use_own_stream", lambda: streams.append(1))
+    monkeypatch.setattr(save_gate, "CATCHES_UP_NS", 50_000_000)
+    training.gate.until_ns = time.monotonic_ns() + FAR_NS
+    training.backward()
+    training.gate._device, training.gate._begun = torch.device("cpu"), Done(answer)
+    assert training.why_not().startswith(why) and bool(training.why_not()) == bool(why)
+    assert bool(streams) == (answer is True)
+    training.rank.words[Field.CAPTURES] = 1
+    assert training.why_not() == "its device captures a graph", "asked for nothing meanwhile"
+    training.rank.words[Field.CAPTURES] = 0
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
+    assert "its communicators may be aborted" in training.why_not()
+
+
+def test_of_a_device_the_beginning_is_looked_at_as_it_lies_in_memory(training: Training) -> None:
+    """Channels last, as convolutions are trained: no view of it is flat."""
+    weight = torch.ones(8, 4, 3, 3).to(memory_format=torch.channels_last)
+    weight[0, 3, 0, 0] = torch.inf
+    assert save_gate._beginning(weight).isinf().any() and save_gate._beginning(weight).numel() == weight.numel()
+    assert save_gate._beginning(torch.ones(9000)[1:]).numel() == save_gate.MAX_LOOKED_AT
+
+
 def test_one_rank_has_to_hold_all_of_it(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
     training.backward()
     why_not = training.why_not
