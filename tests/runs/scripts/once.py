@@ -74,6 +74,16 @@ def wait_until_told() -> None:
         time.sleep(0.01)
 
 
+def wait_until_all_have_done(step: int) -> None:
+    """And have written it down: another rank, which is about to be ended, may only have come to its gradients."""
+    until_s, words = time.monotonic() + TOLD_S, f"{ATTEMPT} {step} "
+    others = [Path(f"trained-{rank}") for rank in range(dist.get_world_size()) if rank != RANK]
+    while time.monotonic() < until_s:
+        if all(any(line.startswith(words) for line in one.read_text().splitlines()) for one in others):
+            return
+        time.sleep(0.01)
+
+
 if ATTEMPT % 4 == 3:
     hooks.save_with(save)
 log = open(f"trained-{RANK}", "a", buffering=1)  # noqa: SIM115
@@ -99,6 +109,7 @@ for epoch in range(start_epoch, arguments.epochs):
         if step % arguments.save_every == 0 and RANK == 0:
             save()
         if (ATTEMPT, step, RANK) in kills:
+            wait_until_all_have_done(step)
             if ATTEMPT:
                 wait_until_told()
             os.kill(os.getpid(), signal.SIGKILL)
