@@ -80,12 +80,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--scale", type=float, default=0.1, metavar="F", help="of its times without proof; default %(default)s"
     )
-    parser.add_argument("--results", type=Path, metavar="FILE", help="default: .gym/results.jsonl, or emu.jsonl")
+    parser.add_argument(
+        "--results", type=Path, metavar="FILE", help="default: .gym/results.jsonl, emu.jsonl or save-with.jsonl"
+    )
     parser.add_argument("--fresh", action="store_true", help="begin a new results file")
     parser.add_argument("--show", action="store_true", help="play nothing; show what the results file holds")
     parser.add_argument("--hour", action="store_true", help="instead: decoys for an hour in one run, under guardrun")
     parser.add_argument(
         "--emu", action="store_true", help="instead: the cases on the emulated device, under guardrun and torchrun"
+    )
+    parser.add_argument(
+        "--save-with", action="store_true", help="under guardrun alone, and the script gives save_with() a function"
     )
     parser.add_argument("--keep", action="store_true", help="keep the folder of each run in .gym/runs")
     parser.add_argument("--write-docs", action="store_true", help="also put the tables into docs/gym.md")
@@ -94,8 +99,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--scale is more than 0, and at most 1")
     if arguments.hour and arguments.emu:
         parser.error("--hour is not played on the emulated device")
-    arguments.results = arguments.results or GYM / ("emu.jsonl" if arguments.emu else "results.jsonl")
-    known = EMU_LAUNCHERS if arguments.emu else tuple(BY_NAME)
+    if arguments.save_with and (arguments.hour or arguments.emu):
+        parser.error("--save-with is for the faults over gloo")
+    name = "emu" if arguments.emu else "save-with" if arguments.save_with else "results"
+    arguments.results = arguments.results or GYM / f"{name}.jsonl"
+    known = EMU_LAUNCHERS if arguments.emu else ("guardrun",) if arguments.save_with else tuple(BY_NAME)
     chosen = arguments.launchers.split(",") if arguments.launchers else list(known)
     arguments.launchers = ["guardrun"] if arguments.hour else chosen
     for name in arguments.launchers:
@@ -112,7 +120,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def _command(arguments: argparse.Namespace) -> str:
     parts = ["python benchmarks/gym/run.py", f"--repeat {arguments.repeat} --seed {arguments.seed}"]
     parts += [f"--only {only}" for only in arguments.only or []]
-    parts += [flag for flag, is_given in (("--hour", arguments.hour), ("--emu", arguments.emu)) if is_given]
+    flags = (("--hour", arguments.hour), ("--emu", arguments.emu), ("--save-with", arguments.save_with))
+    parts += [flag for flag, is_given in flags if is_given]
     parts.append(f"--sensitivity {arguments.sensitivity} --scale {arguments.scale:g}")
     return " ".join([*parts, f"--launchers {','.join(arguments.launchers)} --jobs {arguments.jobs}"])
 
@@ -130,7 +139,8 @@ def launchers_of(arguments: argparse.Namespace) -> list[Launcher]:
         return [launcher for launcher in there if launcher.name in arguments.launchers]
     known = [launcher for launcher in LAUNCHERS if launcher.name in arguments.launchers]
     patience = played_at(arguments.sensitivity, arguments.scale)
-    return [guardrun_at(patience) if launcher.name == "guardrun" else launcher for launcher in known]
+    environment = {"GYM_SAVE_WITH": "1"} if arguments.save_with else None
+    return [guardrun_at(patience, environment) if launcher.name == "guardrun" else launcher for launcher in known]
 
 
 def _is_wanted(case: Case, only: Sequence[str] | None) -> bool:

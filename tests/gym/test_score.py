@@ -259,6 +259,7 @@ def test_turns_are_the_same_for_a_seed_and_steps_for_all_launchers() -> None:
         launchers=["guardrun", "torchrun"],
         hour=False,
         emu=False,
+        save_with=False,
         sensitivity="normal",
         scale=0.1,
     )
