@@ -55,6 +55,8 @@ ERROR_HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"
 CATCHES_UP_NS = 1_000_000_000
 CLEAN_UP_ONLY = "2"
 """A collective that fails is over for the device then, and the rank lives on (torch's ErrorHandlingMode)."""
+WARY_STEPS = 16
+"""A step without a second pass by which gradients are averaged says little: a scaler leaves steps out now and then."""
 MAX_LOOKED_AT = 4096
 """Numbers of each parameter that lies on a device."""
 MAX_FRAMES = 1000
@@ -160,6 +162,8 @@ class SaveGate:
         """An event that is done once the device has got to the backward pass of the step under way."""
         self._averaged = 0
         """Backward passes since the last step by which replicas' gradients were to be averaged."""
+        self._wary = 0
+        """So many steps more are like one with several such passes, as far as is known."""
 
     def open(self, optimizers: Any) -> None:
         """Torch's optimizers can be heard of."""
@@ -235,6 +239,7 @@ class SaveGate:
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
+            self._wary = WARY_STEPS if self._averaged > 1 else max(0, self._wary - 1)
             self._averaged = 0
             self._depth -= 1
             self._is_past = True
@@ -328,6 +333,15 @@ class SaveGate:
             return "its parameters have changed meanwhile"
         return ""
 
+    def why_moved(self) -> str:
+        """Why what a script's function has read may be of no step; empty: nothing has changed it meanwhile.
+
+        The thread that trains may have gone on until the next optimizer.step(), as far as can be seen here.
+        """
+        if self._averaged > 1:
+            return "gradients were averaged once more meanwhile"
+        return "its parameters have changed meanwhile" if self._has_changed() else ""
+
     def _has_changed(self) -> bool:
         """Whether something has changed some parameters since the last step."""
         known = [(reference(), version) for reference, version in self._versions]
@@ -359,6 +373,8 @@ class SaveGate:
         if self._averaged > 1:
             # Between them some scripts shift parameters for a while (adversarial training), and by `.data` unseen.
             return "gradients have been averaged more than once since its last step"
+        if step == LAST_STEP and self._wary:  # it does not stand in the first of them: it goes on to the next one
+            return "it averages gradients more than once a step, and trains on"
         if self._has_changed():
             return "something has changed its parameters since its last step"
         if self.asked_part is not None or rank.words[Field.PARTS]:

@@ -475,6 +475,58 @@ def test_one_that_trains_on_saves_after_whichever_step_it_has_finished(training:
     assert training.rank.step_now() == 7
 
 
+def shift(model: nn.Module) -> None:
+    """As adversarial training does, mostly: torch counts no writes to `.data`."""
+    for parameter in model.parameters():
+        parameter.data.add_(1)
+
+
+def climb(model: nn.Module) -> None:
+    """As SAM does."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+
+
+@pytest.mark.parametrize("move", [shift, climb])
+def test_what_moves_between_two_passes_while_it_is_saved_is_of_no_step(
+    move: Callable[[nn.Module], None], training: Training, tmp_path: Path
+) -> None:
+    """The thread that trains on stands nowhere before its optimizer's step."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def function() -> str:
+        entered.set()
+        leave.wait(20)
+        (tmp_path / "part").write_bytes(b"1")
+        return str(tmp_path)
+
+    training.function = function
+    training.backward()
+    save = training.save(step=LAST_STEP)
+    assert entered.wait(20)
+    move(training.model)
+    training.backward()
+    leave.set()
+    assert "meanwhile" in told(save)["failed"]
+
+
+def test_who_averages_gradients_twice_a_step_is_not_asked_while_it_trains_on(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it shifts between the two passes could be half-way through when its function ends."""
+    monkeypatch.setattr(save_gate, "WARY_STEPS", 2)
+    training.backward()
+    training.train()
+    training.backward()
+    assert training.why_not(LAST_STEP) == "it averages gradients more than once a step, and trains on"
+    assert training.why_not() == "", "it stands in the first one, where a peer is gone"
+    training.optimizer.step()
+    training.train()
+    training.backward()
+    assert training.why_not(LAST_STEP) == "", "a scaler left one out"
+
+
 def test_one_that_trains_on_does_not_have_its_trainer_save(training: Training) -> None:
     """It asks should_checkpoint() by itself, and saves with all ranks."""
     by_itself(training, Saver(None))
