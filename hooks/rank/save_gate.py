@@ -203,6 +203,15 @@ class SaveGate:
         while self._is_frozen:
             time.sleep(POLL_S)
 
+    def wait(self) -> None:
+        """A graph is about to be captured: whoever reads the device meanwhile would break that, and training with it.
+
+        Called once the board says so: whoever shuts the gate looks there after it, so that one of the two sees the
+        other.
+        """
+        while self.is_shut and monotonic_ns() < self.until_ns:
+            time.sleep(POLL_S)
+
     def pass_closure(self) -> None:
         """The gradients are there, within optimizer.step(): what comes next changes the parameters."""
         if self._is_past:
