@@ -160,6 +160,8 @@ class SaveGate:
         """Where its parameters lie, if not in the host's memory; known after the first step."""
         self._begun: Any = None
         """An event that is done once the device has got to the backward pass of the step under way."""
+        self._stream: Any = None
+        """In which it is read; None: not yet."""
         self._averaged = 0
         """Backward passes since the last step by which replicas' gradients were to be averaged."""
         self._wary = 0
@@ -332,7 +334,9 @@ class SaveGate:
     def _use_own_stream(self) -> None:
         """What this thread reads of the device waits for nothing that training has launched, or is stuck behind."""
         torch = sys.modules["torch"]
-        torch.accelerator.set_stream(torch.Stream(self._device))  # of this thread alone; the current device, too
+        if self._stream is None:  # one: torch hands out those of a pool in turn, NCCL's and the script's among them
+            self._stream = torch.Stream(self._device)
+        torch.accelerator.set_stream(self._stream)  # of this thread alone; the current device, too
 
     def why_no_more(self) -> str:
         """Why what was written meanwhile is nothing to resume from; empty: the state stood still, and there is time."""

@@ -348,14 +348,16 @@ class Done:
 def test_a_device_has_to_have_done_all_that_came_before(
     answer: object, why: str, training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streams: list[int] = []
-    monkeypatch.setattr(training.gate, "_use_own_stream", lambda: streams.append(1))
+    streams: list[object] = []
+    used: list[object] = []
+    monkeypatch.setattr(torch, "Stream", lambda device: streams.append(device) or device)
+    monkeypatch.setattr(torch.accelerator, "set_stream", used.append)
     monkeypatch.setattr(save_gate, "CATCHES_UP_NS", 50_000_000)
     training.gate.until_ns = time.monotonic_ns() + FAR_NS
     training.backward()
     training.gate._device, training.gate._begun = torch.device("cpu"), Done(answer)
     assert training.why_not().startswith(why) and bool(training.why_not()) == bool(why)
-    assert bool(streams) == (answer is True)
+    assert streams == used[:1] and len(used) == (2 if answer is True else 0), "as often as it is looked at: one stream"
     training.rank.words[Field.CAPTURES] = 1
     assert training.why_not() == "its device captures a graph", "asked for nothing meanwhile"
     training.rank.words[Field.CAPTURES] = 0
