@@ -300,7 +300,7 @@ class InTimeSaves:
         if not ranks or self._node.clock.now() >= one.action.until_s:
             self._end(one, why=why)
             return
-        number, others = ranks[0], ranks[1:]
+        number, others, action = ranks[0], ranks[1:], one.action
 
         def done(told: dict[str, Any] | None, missing: str) -> None:
             if one.is_over:
@@ -309,7 +309,13 @@ class InTimeSaves:
                 # One that hears of it late may still call its function: nobody else may, then.
                 self._end(one, number, why=f"rank {number}: {missing}"[:MAX_WHY_CHARS], has_begun=True)
             elif "why" in told:
-                self._ask(one, part, others, f"rank {number}: {str(told['why'])[:MAX_WHY_CHARS]}")
+                not_it = f"rank {number}: {str(told['why'])[:MAX_WHY_CHARS]}"
+                if action.is_running and others:  # it may have been seconds: by now one may save by itself
+                    self._reach.steps(
+                        action, lambda steps: self._ask(one, part, [] if steps.why else others, steps.why or not_it)
+                    )
+                else:
+                    self._ask(one, part, others, not_it)
             elif "path" in told:
                 self._reach.seek(one.action, number, told, lambda why: self._sought(one, part, number, told, why))
             else:

@@ -150,6 +150,20 @@ def test_nor_then_do_two_save_at_once_nor_before_a_step(make: Any, why: str, nod
     assert told is not None and why in told.why and node.asked == []
 
 
+def test_nor_while_a_rank_saves_by_itself_that_could_not_be_asked_for_it(node: Node) -> None:
+    """Between its step and the next backward pass: the rank that was asked first says so after seconds."""
+    node.answers[0] = {"why": "no backward pass has begun since its last step"}
+    asked = node._ask
+
+    def ask(*what: Any) -> None:
+        saving(node)
+        asked(*what)
+
+    node.examinations.ask_here = ask
+    told = node.save(is_running=True)
+    assert told == ev.SavedInTime(request=3, attempt=0, why="rank 3 is saving by itself") and node.asked == [0]
+
+
 def test_parts_of_what_trains_on_would_be_of_several_steps(node: Node) -> None:
     node.shard(2)
     why = "what they train is sharded, and its ranks train on"
