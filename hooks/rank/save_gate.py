@@ -405,10 +405,12 @@ class SaveGate:
             return "its device captures a graph"
         if any(os.environ.get(name) == CLEAN_UP_ONLY for name in ERROR_HANDLING):
             return "its communicators may be aborted while it goes on: gradients would be of no step"
-        until_ns = min(monotonic_ns() + CATCHES_UP_NS, self.until_ns)
+        until_ns, words = min(monotonic_ns() + CATCHES_UP_NS, self.until_ns), self._rank.words
         try:
             while self._begun is not None:
-                if self._begun.query():
+                # Written once it is recorded: before that it is the step before's, and done.
+                is_recorded = words[Field.BACKWARD_AFTER] == words[Field.PULSES] + 1
+                if is_recorded and self._begun.query():
                     self._use_own_stream()
                     return ""
                 if monotonic_ns() >= until_ns:

@@ -365,6 +365,21 @@ def test_a_device_has_to_have_done_all_that_came_before(
     assert "its communicators may be aborted" in training.why_not()
 
 
+def test_the_event_of_the_step_before_says_nothing_of_this_one(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that saves may look between the beginning of a backward pass and its being recorded."""
+    whys: list[str] = []
+    monkeypatch.setattr(training.gate, "_use_own_stream", lambda: None)
+    monkeypatch.setattr(training.gate, "_mark_begun", lambda: whys.append(training.why_not()))
+    monkeypatch.setattr(save_gate, "CATCHES_UP_NS", 50_000_000)
+    training.gate.until_ns = time.monotonic_ns() + FAR_NS
+    training.gate._device, training.gate._begun = torch.device("cpu"), Done(True)
+    training.backward()
+    assert whys == ["its device has not got to the backward pass of the step under way"]
+    assert training.why_not() == ""
+
+
 def test_of_a_device_the_beginning_is_looked_at_as_it_lies_in_memory(training: Training) -> None:
     """Channels last, as convolutions are trained: no view of it is flat."""
     weight = torch.ones(8, 4, 3, 3).to(memory_format=torch.channels_last)
