@@ -256,6 +256,8 @@ class SaveGate:
             self._is_past = True
             if self._depth < 0 or get_ident() != self._rank.owner_ident:
                 self._odd = "an optimizer steps where that is not seen"
+            elif self._rank.words[Field.CAPTURES]:
+                self._odd = "an optimizer's step was captured in a graph, of which no replay is seen"
             if self._depth == 0:
                 if not self._counts and self._rank.words[Field.API_CALLS] != self._calls:
                     self._odd = "its script has counted a step before its optimizer has done one"

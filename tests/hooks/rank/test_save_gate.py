@@ -208,6 +208,16 @@ def test_an_optimizer_that_steps_in_another_thread_is_trusted_no_more(training: 
     assert training.why_not() == "an optimizer steps where that is not seen"
 
 
+def test_nor_is_one_whose_steps_are_captured_in_a_graph(training: Training) -> None:
+    """Hooks run as it is captured, and not as it is replayed: nothing would stand before that."""
+    training.backward()
+    training.rank.words[Field.CAPTURES] = 1
+    training.optimizer.step()
+    training.rank.words[Field.CAPTURES] = 0
+    training.backward()
+    assert training.why_not() == "an optimizer's step was captured in a graph, of which no replay is seen"
+
+
 # A trainer's own -------------------------------------------------------------------------------------------------
 
 
