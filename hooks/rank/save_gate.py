@@ -409,11 +409,12 @@ class SaveGate:
             return "its communicators may be aborted while it goes on: gradients would be of no step"
         until_ns, words = min(monotonic_ns() + CATCHES_UP_NS, self.until_ns), self._rank.words
         try:
+            if self._begun is not None:
+                self._use_own_stream()  # first: a thread begins with device 0, where any question makes a context
             while self._begun is not None:
                 # Written once it is recorded: before that it is the step before's, and done.
                 is_recorded = words[Field.BACKWARD_AFTER] == words[Field.PULSES] + 1
                 if is_recorded and self._begun.query():
-                    self._use_own_stream()
                     return ""
                 if monotonic_ns() >= until_ns:
                     break

@@ -338,10 +338,11 @@ class ZeroRedundancyOptimizer(torch.optim.SGD):
 class Done:
     """An event of a device."""
 
-    def __init__(self, answer: object) -> None:
-        self.answer = answer
+    def __init__(self, answer: object, calls: list[object] | None = None) -> None:
+        self.answer, self.calls = answer, [] if calls is None else calls
 
     def query(self) -> bool:
+        self.calls.append("query")
         if isinstance(self.answer, Exception):
             raise self.answer
         return bool(self.answer)
@@ -359,15 +360,16 @@ def test_a_device_has_to_have_done_all_that_came_before(
     answer: object, why: str, training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     streams: list[object] = []
-    used: list[object] = []
+    calls: list[object] = []
     monkeypatch.setattr(torch, "Stream", lambda device: streams.append(device) or device)
-    monkeypatch.setattr(torch.accelerator, "set_stream", used.append)
+    monkeypatch.setattr(torch.accelerator, "set_stream", calls.append)
     monkeypatch.setattr(save_gate, "CATCHES_UP_NS", 50_000_000)
     training.gate.until_ns = time.monotonic_ns() + FAR_NS
     training.backward()
-    training.gate._device, training.gate._begun = torch.device("cpu"), Done(answer)
+    training.gate._device, training.gate._begun = torch.device("cpu"), Done(answer, calls)
     assert training.why_not().startswith(why) and bool(training.why_not()) == bool(why)
-    assert streams == used[:1] and len(used) == (2 if answer is True else 0), "as often as it is looked at: one stream"
+    assert calls[:2] == [*streams, "query"], "of its device, before anything is asked"
+    assert calls.count(streams[0]) == 2 and len(streams) == 1, "one, as often as it is looked at"
     training.rank.words[Field.CAPTURES] = 1
     assert training.why_not() == "its device captures a graph", "asked for nothing meanwhile"
     training.rank.words[Field.CAPTURES] = 0
