@@ -39,7 +39,8 @@ SETTLE_S = 1.0
 GRAIN_S = 0.01
 """A file's time is the kernel's last tick, which may lie so long before it was written."""
 ASKS_BY = 2
-"""After so many steps a rank that has not called should_checkpoint() is taken for one that does not."""
+"""A rank that has come so many steps further than the first that was heard of, and has not called should_checkpoint(),
+is taken for one that does not."""
 HAND_S = 3.0
 """Other nodes may take so long to say how far their ranks are."""
 
@@ -197,7 +198,10 @@ class FinalSave:
 
     def _is_never_asked(self, attempt: Attempt) -> bool:
         """Whether some rank trains without should_checkpoint(), where there is another way to have it save."""
-        if not attempt.may_save_in_time or any(rank.progress < ASKS_BY for rank in attempt.ranks.values()):
+        first = attempt.first_step
+        if not attempt.may_save_in_time or first is None:
+            return False
+        if any(rank.step - first < ASKS_BY for rank in attempt.ranks.values()):
             return False
         fleet = self._context.fleet_agreement
         return fleet.has_silent_rank if fleet is not None else not all(read_counts(self._node.sampler.boards).values())

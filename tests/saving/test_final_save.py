@@ -92,8 +92,8 @@ class Asked:
             create_board(str(folder / board_name(0, rank)))
         self.boards = [Board(str(folder / board_name(0, rank))) for rank in (0, 1)]
         self.readers = open_boards(folder, 0, (0, 1))
-        self.ranks = {n: SimpleNamespace(progress=2) for n in (0, 1)}
-        self.attempt = SimpleNamespace(number=0, may_save_in_time=True, ranks=self.ranks, in_time=None)
+        self.ranks = {n: SimpleNamespace(step=102, progress=9) for n in (0, 1)}
+        self.attempt = SimpleNamespace(number=0, may_save_in_time=True, ranks=self.ranks, in_time=None, first_step=100)
         self.events: list[tuple[int, int]] = []
         node: Any = SimpleNamespace(sampler=SimpleNamespace(boards=self.readers), feed=self.feed)
         engine = SimpleNamespace(state=SimpleNamespace(attempt=self.attempt))
@@ -131,7 +131,10 @@ def test_that_ranks_never_ask_is_told_once(asked: Asked) -> None:
 
 
 def test_ranks_that_have_hardly_begun_may_ask_yet(asked: Asked) -> None:
-    asked.ranks[1].progress = 1
+    """Batches and collectives come before the first step, which may take minutes."""
+    asked.ranks[1].step = 101
+    asked.saving.try_asking()
+    asked.ranks[1].step, asked.attempt.first_step = 102, None
     asked.saving.try_asking()
     assert asked.events == []
 
