@@ -98,7 +98,10 @@ class InTimeSave:
             if self._is_given_up or self._rank.pid != os.getpid():
                 return {"why": "it was called off"}
             self._step = self._rank.step_now()
-            return self._call()
+            told = self._call()
+            if self._function is not None and gate.asked_part is None and "path" in told and (why := gate.why_moved()):
+                return {"failed": why}
+            return told
         finally:
             gate.reopen()
 

@@ -43,6 +43,8 @@ def _wrap_begin(original: Function, rank: Rank) -> Function:
         words = rank.words
         while (since_ns := words[Field.READING_NS]) and monotonic_ns() - since_ns < READING_NS:
             sleep(_PAUSE_S)
+        if (gate := rank.in_time) is not None:
+            gate.wait()
         try:
             return original(*args, **kwargs)
         except BaseException:

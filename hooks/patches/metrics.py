@@ -430,14 +430,16 @@ class Metrics:
 def install(module: Any, rank: Rank) -> None:
     """Hear of each backward(); torch."""
     rank.metrics = Metrics(rank, module.Tensor)
-    original, pace = module.Tensor.backward, rank.pace
+    original, pace, is_handed_on = module.Tensor.backward, rank.pace, module.overrides.has_torch_function_unary
 
     @functools.wraps(original)
     def backward(self: Any, gradient: Any = None, *args: Any, **kwargs: Any) -> Any:
-        pace.backwards += 1
-        pace.began = pulses = pace.pulses
-        if (gate := rank.in_time) is not None:
-            gate.on_backward()
+        pulses = pace.pulses
+        if not is_handed_on(self):  # else it is counted when torch calls this once more, as below
+            pace.backwards += 1
+            pace.began = pulses
+            if (gate := rank.in_time) is not None:
+                gate.on_backward()
         if pulses < pace.quiet_until or gradient is not None or get_ident() != rank.owner_ident:
             return original(self, gradient, *args, **kwargs)
         metrics = rank.metrics

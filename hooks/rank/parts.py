@@ -285,6 +285,9 @@ class SaveGate(Protocol):
     def on_backward(self) -> None:
         """A backward pass begins."""
 
+    def wait(self) -> None:
+        """A graph is about to be captured, and the board says so."""
+
     def pass_closure(self) -> None:
         """Gradients are there, within optimizer.step()."""
 

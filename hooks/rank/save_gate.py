@@ -55,6 +55,8 @@ ERROR_HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING"
 CATCHES_UP_NS = 1_000_000_000
 CLEAN_UP_ONLY = "2"
 """A collective that fails is over for the device then, and the rank lives on (torch's ErrorHandlingMode)."""
+WARY_STEPS = 16
+"""A step without a second pass by which gradients are averaged says little: a scaler leaves steps out now and then."""
 MAX_LOOKED_AT = 4096
 """Numbers of each parameter that lies on a device."""
 MAX_FRAMES = 1000
@@ -158,8 +160,12 @@ class SaveGate:
         """Where its parameters lie, if not in the host's memory; known after the first step."""
         self._begun: Any = None
         """An event that is done once the device has got to the backward pass of the step under way."""
+        self._stream: Any = None
+        """In which it is read; None: not yet."""
         self._averaged = 0
         """Backward passes since the last step by which replicas' gradients were to be averaged."""
+        self._wary = 0
+        """So many steps more are like one with several such passes, as far as is known."""
 
     def open(self, optimizers: Any) -> None:
         """Torch's optimizers can be heard of."""
@@ -199,6 +205,15 @@ class SaveGate:
         while self._is_frozen:
             time.sleep(POLL_S)
 
+    def wait(self) -> None:
+        """A graph is about to be captured: whoever reads the device meanwhile would break that, and training with it.
+
+        Called once the board says so: whoever shuts the gate looks there after it, so that one of the two sees the
+        other.
+        """
+        while self.is_shut and monotonic_ns() < self.until_ns:
+            time.sleep(POLL_S)
+
     def pass_closure(self) -> None:
         """The gradients are there, within optimizer.step(): what comes next changes the parameters."""
         if self._is_past:
@@ -235,11 +250,14 @@ class SaveGate:
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         try:
+            self._wary = WARY_STEPS if self._averaged > 1 else max(0, self._wary - 1)
             self._averaged = 0
             self._depth -= 1
             self._is_past = True
             if self._depth < 0 or get_ident() != self._rank.owner_ident:
                 self._odd = "an optimizer steps where that is not seen"
+            elif self._rank.words[Field.CAPTURES]:
+                self._odd = "an optimizer's step was captured in a graph, of which no replay is seen"
             if self._depth == 0:
                 if not self._counts and self._rank.words[Field.API_CALLS] != self._calls:
                     self._odd = "its script has counted a step before its optimizer has done one"
@@ -318,7 +336,9 @@ class SaveGate:
     def _use_own_stream(self) -> None:
         """What this thread reads of the device waits for nothing that training has launched, or is stuck behind."""
         torch = sys.modules["torch"]
-        torch.accelerator.set_stream(torch.Stream(self._device))  # of this thread alone; the current device, too
+        if self._stream is None:  # one: torch hands out those of a pool in turn, NCCL's and the script's among them
+            self._stream = torch.Stream(self._device)
+        torch.accelerator.set_stream(self._stream)  # of this thread alone; the current device, too
 
     def why_no_more(self) -> str:
         """Why what was written meanwhile is nothing to resume from; empty: the state stood still, and there is time."""
@@ -327,6 +347,15 @@ class SaveGate:
         if self._depth > (self.asked_saver() is not None and not self._is_past) or self._has_changed():
             return "its parameters have changed meanwhile"
         return ""
+
+    def why_moved(self) -> str:
+        """Why what a script's function has read may be of no step; empty: nothing has changed it meanwhile.
+
+        The thread that trains may have gone on until the next optimizer.step(), as far as can be seen here.
+        """
+        if self._averaged > 1:
+            return "gradients were averaged once more meanwhile"
+        return "its parameters have changed meanwhile" if self._has_changed() else ""
 
     def _has_changed(self) -> bool:
         """Whether something has changed some parameters since the last step."""
@@ -359,6 +388,8 @@ class SaveGate:
         if self._averaged > 1:
             # Between them some scripts shift parameters for a while (adversarial training), and by `.data` unseen.
             return "gradients have been averaged more than once since its last step"
+        if step == LAST_STEP and self._wary:  # it does not stand in the first of them: it goes on to the next one
+            return "it averages gradients more than once a step, and trains on"
         if self._has_changed():
             return "something has changed its parameters since its last step"
         if self.asked_part is not None or rank.words[Field.PARTS]:
@@ -376,11 +407,14 @@ class SaveGate:
             return "its device captures a graph"
         if any(os.environ.get(name) == CLEAN_UP_ONLY for name in ERROR_HANDLING):
             return "its communicators may be aborted while it goes on: gradients would be of no step"
-        until_ns = min(monotonic_ns() + CATCHES_UP_NS, self.until_ns)
+        until_ns, words = min(monotonic_ns() + CATCHES_UP_NS, self.until_ns), self._rank.words
         try:
+            if self._begun is not None:
+                self._use_own_stream()  # first: a thread begins with device 0, where any question makes a context
             while self._begun is not None:
-                if self._begun.query():
-                    self._use_own_stream()
+                # Written once it is recorded: before that it is the step before's, and done.
+                is_recorded = words[Field.BACKWARD_AFTER] == words[Field.PULSES] + 1
+                if is_recorded and self._begun.query():
                     return ""
                 if monotonic_ns() >= until_ns:
                     break

@@ -27,7 +27,7 @@ from guardrun.supervisor.daemon.slurm_schedule import Schedule
 from guardrun.supervisor.engine.incidents.sentences import say_snapshot
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.engine.recovery.voluntary.in_time import why_spoilt
+from guardrun.supervisor.engine.recovery.voluntary.in_time import in_doubt, why_spoilt
 from guardrun.supervisor.engine.recovery.voluntary.rollback import spoiled_until
 from guardrun.supervisor.node.node_relations import IsolationContext, NodeRelations
 from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, begin_look, look_name
@@ -117,7 +117,7 @@ class Performer:
             ac.TakeLook: self._look,
             ac.ReadExits: self._read_exits,
             ac.ChooseCheckpoint: self._choose,
-            ac.AskCheckpoint: saving.ask,
+            ac.AskCheckpoint: lambda action: saving.ask(action, self._dated(action.spoiled)),
             ac.AskSave: lambda action: saving.by_interval(),
             ac.SaveInTime: self._save_in_time,
             ac.SeekCheckpoint: lambda action: saving.seek(action, self._dated(action.spoiled)),
@@ -147,7 +147,8 @@ class Performer:
     def saved(self, path: str, step: int, wall_s: float, inode: int, attempt: int) -> None:
         """A rank saved: note it, and check it now, so that choosing takes milliseconds when it is needed."""
         chooser = self._context.chooser
-        spoiled = self._dated(spoiled_until(self._context.engine.state, self._node.clock.now()))
+        state = self._context.engine.state
+        spoiled = self._dated([*spoiled_until(state, self._node.clock.now()), *in_doubt(state)])
 
         def work() -> None:
             chooser.saw_saved(path, step, wall_s, inode, attempt)

@@ -39,7 +39,8 @@ SETTLE_S = 1.0
 GRAIN_S = 0.01
 """A file's time is the kernel's last tick, which may lie so long before it was written."""
 ASKS_BY = 2
-"""After so many steps a rank that has not called should_checkpoint() is taken for one that does not."""
+"""A rank that has come so many steps further than the first that was heard of, and has not called should_checkpoint(),
+is taken for one that does not."""
 HAND_S = 3.0
 """Other nodes may take so long to say how far their ranks are."""
 
@@ -57,6 +58,8 @@ class _Wanted(msgspec.Struct, frozen=True):
     attempt: int = -1
     until_s: float = 0.0
     """As AskCheckpoint has them."""
+    spoiled: Sequence[ac.Spoiled] = ()
+    """No answer, in time.time()'s seconds."""
 
     def is_over(self, attempt: int, now_s: float) -> bool:
         """Whether nobody waits for its answer any more. attempt: the newest; now_s: in the engine's seconds."""
@@ -115,8 +118,8 @@ class FinalSave:
 
     # Orders ----------------------------------------------------------------------------------------------------
 
-    def ask(self, action: ac.AskCheckpoint) -> None:
-        """Begin: what is newest now, then the ranks."""
+    def ask(self, action: ac.AskCheckpoint, spoiled: Sequence[ac.Spoiled]) -> None:
+        """Begin: what is newest now, then the ranks. spoiled: in time.time()'s seconds."""
         context = self._context
         wanted = _Wanted(
             action.request,
@@ -124,6 +127,7 @@ class FinalSave:
             is_quiet=action.is_quiet,
             attempt=action.attempt,
             until_s=action.until_s,
+            spoiled=spoiled,
         )
         self._wanted, self._at_call, self._is_answered, self._is_unasked = wanted, 0, False, False
         self._found, self._ask_by_s = None, time.monotonic() + BASELINE_S
@@ -133,7 +137,7 @@ class FinalSave:
             return
 
         def work() -> None:
-            before = context.chooser.choose().checkpoint
+            before = context.chooser.choose(spoiled=spoiled).checkpoint
             known = msgspec.structs.replace(wanted, before=before, is_before_known=True)
             self._node.post(lambda: self._know(wanted, known))
 
@@ -170,7 +174,7 @@ class FinalSave:
         if self._found is not None:
             self._secure(wanted, now_s)
         elif not self._is_seeking and now_s >= self._seek_s:
-            self._begin_seek()
+            self._begin_seek(wanted)
 
     def try_asking(self) -> None:
         """Ask the ranks, as soon as that can be done."""
@@ -194,7 +198,10 @@ class FinalSave:
 
     def _is_never_asked(self, attempt: Attempt) -> bool:
         """Whether some rank trains without should_checkpoint(), where there is another way to have it save."""
-        if not attempt.may_save_in_time or any(rank.progress < ASKS_BY for rank in attempt.ranks.values()):
+        first = attempt.first_step
+        if not attempt.may_save_in_time or first is None:
+            return False
+        if any(rank.step - first < ASKS_BY for rank in attempt.ranks.values()):
             return False
         fleet = self._context.fleet_agreement
         return fleet.has_silent_rank if fleet is not None else not all(read_counts(self._node.sampler.boards).values())
@@ -226,11 +233,11 @@ class FinalSave:
             self._is_answered = True
             self._node.feed(ev.CheckpointAnswered(request=wanted.request))
 
-    def seen(self, choice: Choice) -> None:
-        """The chooser has just chosen, on its own thread."""
+    def seen(self, choice: Choice, request: int = 0) -> None:
+        """The chooser has just chosen, on its own thread. request: for which that was; 0: for none."""
         if self._wanted is not None and choice.checkpoint is not None:
             found = choice.checkpoint
-            self._node.post(lambda: self._find(found))
+            self._node.post(lambda: self._find(found, request))
 
     # How -----------------------------------------------------------------------------------------------------------
 
@@ -260,13 +267,13 @@ class FinalSave:
         nodes = sorted({rank.rank.node for rank in attempt.ranks.values()})
         return context.fleet_agreement.ask(nodes, request, attempt.number, self._node.clock.now())
 
-    def _begin_seek(self) -> None:
+    def _begin_seek(self, wanted: _Wanted) -> None:
         context = self._context
         self._is_seeking, self._seek_s = True, time.monotonic() + SEEK_S
 
         def work() -> None:
             try:
-                self.seen(context.chooser.choose())
+                self.seen(context.chooser.choose(spoiled=wanted.spoiled), wanted.request)
             finally:
                 self._node.post(self._sought)
 
@@ -275,8 +282,8 @@ class FinalSave:
     def _sought(self) -> None:
         self._is_seeking = False
 
-    def _find(self, found: ev.Checkpoint) -> None:
-        if self._wanted is not None and self._wanted.is_met_by(found):
+    def _find(self, found: ev.Checkpoint, request: int) -> None:
+        if self._wanted is not None and request in (0, self._wanted.request) and self._wanted.is_met_by(found):
             first_s = self._found[0] if self._found is not None else time.monotonic()
             self._found = (first_s, found)
 

@@ -40,6 +40,8 @@ MAX_PARTS = 64
 POLL_S = 0.02
 """How often it is looked whether a rank has answered: ranks wait for it, and training."""
 MAX_WHY_CHARS = 300
+MAX_NUMBER = 2**53
+"""What a rank tells is JSON, whose numbers have no end."""
 
 
 class InTimeNode(RankContext, Protocol):
@@ -300,7 +302,7 @@ class InTimeSaves:
         if not ranks or self._node.clock.now() >= one.action.until_s:
             self._end(one, why=why)
             return
-        number, others = ranks[0], ranks[1:]
+        number, others, action = ranks[0], ranks[1:], one.action
 
         def done(told: dict[str, Any] | None, missing: str) -> None:
             if one.is_over:
@@ -309,7 +311,13 @@ class InTimeSaves:
                 # One that hears of it late may still call its function: nobody else may, then.
                 self._end(one, number, why=f"rank {number}: {missing}"[:MAX_WHY_CHARS], has_begun=True)
             elif "why" in told:
-                self._ask(one, part, others, f"rank {number}: {str(told['why'])[:MAX_WHY_CHARS]}")
+                not_it = f"rank {number}: {str(told['why'])[:MAX_WHY_CHARS]}"
+                if action.is_running and others:  # it may have been seconds: by now one may save by itself
+                    self._reach.steps(
+                        action, lambda steps: self._ask(one, part, [] if steps.why else others, steps.why or not_it)
+                    )
+                else:
+                    self._ask(one, part, others, not_it)
             elif "path" in told:
                 self._reach.seek(one.action, number, told, lambda why: self._sought(one, part, number, told, why))
             else:
@@ -334,8 +342,12 @@ class InTimeSaves:
         action, chooser = one.action, self._context.chooser
         said = sorted(one.told.values(), key=lambda pair: pair[0])
         ranks = [number for number, _ in said]
-        step = one.step or int(_number(said[0][1].get("step")))
+        step = one.step or _step(said[0][1].get("step"))
         whose = f"{ranks_text(ranks)} saved {said[0][1]['path']}{' and others' if one.count > 1 else ''}"
+
+        if not step:
+            self._end(one, ranks[0], why=f"{whose}: it does not say after which step", has_begun=True)
+            return
 
         def event(checkpoint: ev.Checkpoint | None, why: str, *, is_unchecked: bool = False) -> ev.Event:
             return ev.SavedInTime(
@@ -389,4 +401,8 @@ def _saved_part(number: int, told: dict[str, Any]) -> PartSaved:
 
 
 def _number(value: object) -> float:
-    return float(value) if isinstance(value, int | float) else 0.0
+    return float(value) if isinstance(value, int | float) and -MAX_NUMBER < value < MAX_NUMBER else 0.0
+
+
+def _step(value: object) -> int:
+    return value if isinstance(value, int) and 0 < value < MAX_NUMBER else 0

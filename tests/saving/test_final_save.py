@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +11,10 @@ import pytest
 
 from guardrun.hooks.wire.board import Board, Field, board_name, create_board
 from guardrun.supervisor.collect.ranks.boards import open_boards
-from guardrun.supervisor.engine.model.events import Checkpoint
+from guardrun.supervisor.engine.model.actions import AskCheckpoint, Spoiled
+from guardrun.supervisor.engine.model.events import Checkpoint, CheckpointCompleted
+from guardrun.supervisor.engine.recovery.voluntary.in_time import NO_STEP
+from guardrun.supervisor.saving import final_save
 from guardrun.supervisor.saving.final_save import FinalSave, _Wanted
 
 ASKED_S = 1000.0
@@ -89,8 +92,8 @@ class Asked:
             create_board(str(folder / board_name(0, rank)))
         self.boards = [Board(str(folder / board_name(0, rank))) for rank in (0, 1)]
         self.readers = open_boards(folder, 0, (0, 1))
-        self.ranks = {n: SimpleNamespace(progress=2) for n in (0, 1)}
-        self.attempt = SimpleNamespace(number=0, may_save_in_time=True, ranks=self.ranks, in_time=None)
+        self.ranks = {n: SimpleNamespace(step=102, progress=9) for n in (0, 1)}
+        self.attempt = SimpleNamespace(number=0, may_save_in_time=True, ranks=self.ranks, in_time=None, first_step=100)
         self.events: list[tuple[int, int]] = []
         node: Any = SimpleNamespace(sampler=SimpleNamespace(boards=self.readers), feed=self.feed)
         engine = SimpleNamespace(state=SimpleNamespace(attempt=self.attempt))
@@ -128,7 +131,10 @@ def test_that_ranks_never_ask_is_told_once(asked: Asked) -> None:
 
 
 def test_ranks_that_have_hardly_begun_may_ask_yet(asked: Asked) -> None:
-    asked.ranks[1].progress = 1
+    """Batches and collectives come before the first step, which may take minutes."""
+    asked.ranks[1].step = 101
+    asked.saving.try_asking()
+    asked.ranks[1].step, asked.attempt.first_step = 102, None
     asked.saving.try_asking()
     assert asked.events == []
 
@@ -137,3 +143,46 @@ def test_nobody_wants_to_know_where_there_is_no_other_way(asked: Asked) -> None:
     asked.attempt.may_save_in_time = False
     asked.saving.try_asking()
     assert asked.events == []
+
+
+def test_what_a_save_leaves_behind_after_its_time_is_no_answer(asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its function may be at it yet, while training changes what it reads: the next start passes over that as well."""
+    monkeypatch.setattr(final_save, "SETTLE_S", 0.0)
+    monkeypatch.setattr(final_save, "SEEK_S", 0.0)
+    saving, node, context = asked.saving, asked.saving._node, asked.saving._context
+    late, ordinary = saved(ASKED_S + 40.0, "/out/jit"), saved(ASKED_S + 50.0, "/out/a")
+    there, looks = [late], []
+    doubt = Spoiled(attempt=0, from_step=NO_STEP, since_s=ASKED_S, until_s=2 * ASKED_S)
+
+    def choose(spoiled: Sequence[Spoiled] = ()) -> SimpleNamespace:
+        looks.append(list(spoiled))
+        newest = [one for one in there if one is not late or not spoiled]
+        return SimpleNamespace(checkpoint=newest[-1] if newest else None)
+
+    def work_at_once(work: Any, *_: object) -> None:
+        work()
+
+    node.clock = SimpleNamespace(now=lambda: 0.0, wall_s=lambda at_s: at_s)  # type: ignore[misc,assignment]
+    node.post, node.in_background = lambda call: call(), work_at_once  # type: ignore[method-assign,assignment]
+    context.chooser, context.checkpoint_pool = SimpleNamespace(choose=choose), None  # type: ignore[misc,assignment]
+    saving.asking.sample = lambda boards: None  # type: ignore[method-assign]
+    asked.attempt.in_time = SimpleNamespace(is_pending=False)
+    answers: list[Any] = []
+    asked.feed = node.feed = lambda event: bool(answers.append(event))  # type: ignore[method-assign,assignment]
+    saving.ask(AskCheckpoint(request=2, since_s=0.0), [doubt])
+    for _ in range(3):
+        saving.poll()
+    assert [event for event in answers if isinstance(event, CheckpointCompleted)] == []
+    there.append(ordinary)
+    for _ in range(2):
+        saving.poll()
+    [answer] = [event for event in answers if isinstance(event, CheckpointCompleted)]
+    assert answer == CheckpointCompleted(request=2, checkpoint=ordinary) and [doubt] in looks
+
+
+def test_what_was_found_for_an_earlier_request_is_none_for_this_one(asked: Asked) -> None:
+    asked.saving._node.post = lambda call: call()  # type: ignore[method-assign]
+    choice: Any = SimpleNamespace(checkpoint=saved(ASKED_S + 1.0))
+    for request, is_found in ((2, False), (1, True)):
+        asked.saving.seen(choice, request)
+        assert (asked.saving._found is not None) is is_found

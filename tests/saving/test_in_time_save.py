@@ -44,7 +44,7 @@ def test_the_first_is_asked_and_what_it_wrote_is_judged(node: Node) -> None:
 
 @pytest.mark.parametrize("says", [112, None, "x"])
 def test_a_trainers_own_count_is_handed_on(says: object, node: Node) -> None:
-    node.answers[0] = {**SAVED, "says": says}
+    node.answers[0] = {**SAVED, "says": says, "took_s": 10**400}
     node.save()
     assert node.says == (says if isinstance(says, int) else None)
 
@@ -148,6 +148,28 @@ def test_nor_then_do_two_save_at_once_nor_before_a_step(make: Any, why: str, nod
     make(node)
     told = node.save(is_running=True)
     assert told is not None and why in told.why and node.asked == []
+
+
+@pytest.mark.parametrize("step", [None, 0, -1, 2.0, "12", 10**400])
+def test_a_save_after_no_step_is_none(step: object, node: Node) -> None:
+    node.answers[0] = {**SAVED, "step": step, "took_s": 10**400, "wall_s": 10**400}
+    told = node.save(is_running=True)
+    assert told is not None and told.why == "rank 0 saved /out/a.pt: it does not say after which step"
+    assert told.has_begun and node.looks == []
+
+
+def test_nor_while_a_rank_saves_by_itself_that_could_not_be_asked_for_it(node: Node) -> None:
+    """Between its step and the next backward pass: the rank that was asked first says so after seconds."""
+    node.answers[0] = {"why": "no backward pass has begun since its last step"}
+    asked = node._ask
+
+    def ask(*what: Any) -> None:
+        saving(node)
+        asked(*what)
+
+    node.examinations.ask_here = ask
+    told = node.save(is_running=True)
+    assert told == ev.SavedInTime(request=3, attempt=0, why="rank 3 is saving by itself") and node.asked == [0]
 
 
 def test_parts_of_what_trains_on_would_be_of_several_steps(node: Node) -> None:

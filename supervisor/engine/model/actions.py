@@ -136,6 +136,8 @@ class AskCheckpoint(_Action, frozen=True, kw_only=True, tag="ask_checkpoint"):
     """The only one in which it holds; -1: whichever runs, until SeekCheckpoint."""
     until_s: float = 0.0
     """Nor longer than that; 0: likewise."""
+    spoiled: list[Spoiled] = []
+    """What is no answer; as ChooseCheckpoint has it."""
 
 
 class AskSave(_Action, frozen=True, kw_only=True, tag="ask_save"):

@@ -365,7 +365,14 @@ def _request(state: State) -> list[Action]:
 
 def _ask(state: State) -> list[Action]:
     notice = state.notice
-    return [AskCheckpoint(request=notice.request, since_s=notice.saves_from_s, is_quiet=notice.is_forwarded)]
+    return [
+        AskCheckpoint(
+            request=notice.request,
+            since_s=notice.saves_from_s,
+            is_quiet=notice.is_forwarded,
+            spoiled=in_time.in_doubt(state),
+        )
+    ]
 
 
 def _seek(state: State) -> SeekCheckpoint:

@@ -38,6 +38,11 @@ def asks(actions: list[ac.Action]) -> list[float]:
     return [action.since_s for action in actions if isinstance(action, ac.AskCheckpoint)]
 
 
+def passed_over(actions: list[ac.Action]) -> list[ac.Spoiled]:
+    [one] = [action for action in actions if isinstance(action, ac.AskCheckpoint)]
+    return one.spoiled
+
+
 def sought(actions: list[ac.Action]) -> list[ac.Spoiled]:
     [seek] = [action for action in actions if isinstance(action, ac.SeekCheckpoint)]
     return seek.spoiled
@@ -83,6 +88,8 @@ def test_where_it_fails_any_later_checkpoint_is_waited_for(told: Told) -> None:
     assert secured(told, 21.5) == []
     actions = answer(told, order, 22.0, why="rank 0: OSError: full")
     assert asks(actions) == [22.0] and told.state.notice.request > first
+    [doubt] = passed_over(actions)
+    assert (doubt.attempt, doubt.since_s, doubt.why) == (0, 21.0, FAILED) and doubt.until_s > 1e6, "it may be at it yet"
     assert [action.text for action in actions if isinstance(action, ac.Say)] == [
         "no just-in-time checkpoint: rank 0: OSError: full"
     ]
@@ -99,7 +106,8 @@ def test_where_it_fails_any_later_checkpoint_is_waited_for(told: Told) -> None:
 def test_where_nothing_was_called_what_is_there_counts(told: Told) -> None:
     order = warned(told)
     assert order is not None
-    assert asks(answer(told, order, 22.0, why="rank 1 is saving by itself", has_begun=False)) == [AT_S]
+    actions = answer(told, order, 22.0, why="rank 1 is saving by itself", has_begun=False)
+    assert asks(actions) == [AT_S] and passed_over(actions) == []
     secured(told, 23.0)
     finish(told.stopped(24.0))
     assert told.state.spoiled == []

@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from guardrun.hooks.patches import graph_capture
-from guardrun.hooks.rank.rank import private_words
+from guardrun.hooks.rank.rank import Rank, private_words
+from guardrun.hooks.rank.save_gate import SaveGate
 from guardrun.hooks.wire.board import Field
 from tests.hooks.bed import Bed
 from tests.support.waiting import wait_until
@@ -39,7 +40,8 @@ class Graphs:
                     raise Captured
 
         self.graph = CUDAGraph
-        graph_capture.install(SimpleNamespace(CUDAGraph=CUDAGraph), SimpleNamespace(words=words))  # type: ignore[arg-type]
+        self.rank: Any = SimpleNamespace(words=words, in_time=None)
+        graph_capture.install(SimpleNamespace(CUDAGraph=CUDAGraph), self.rank)
 
     @property
     def count(self) -> int:
@@ -65,6 +67,23 @@ def test_the_board_says_how_many_are_under_way() -> None:
     assert graphs.count == 0
     one.capture_end()
     assert graphs.count == 0, "one that began before the hooks were there"
+
+
+def test_a_capture_waits_until_nobody_saves_what_lies_on_the_device() -> None:
+    graphs = Graphs()
+    graphs.rank.in_time = gate = SaveGate(cast(Rank, graphs.rank))
+    gate.is_shut, gate.until_ns = True, time.monotonic_ns() + 3600 * 10**9
+    thread = threading.Thread(target=graphs.graph().capture_begin)
+    thread.start()
+    wait_until(lambda: graphs.count == 1, 5, "a capture that would begin")
+    thread.join(0.05)  # else it would have begun by now
+    assert graphs.begun == []
+    gate.reopen()
+    thread.join()
+    assert graphs.begun == [1]
+    gate.is_shut, gate.until_ns = True, time.monotonic_ns()
+    graphs.graph().capture_begin()
+    assert graphs.begun == [1, 2], "nobody waits for that save any more"
 
 
 def test_a_capture_waits_until_nobody_asks_the_device() -> None:

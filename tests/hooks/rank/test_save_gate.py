@@ -208,6 +208,16 @@ def test_an_optimizer_that_steps_in_another_thread_is_trusted_no_more(training: 
     assert training.why_not() == "an optimizer steps where that is not seen"
 
 
+def test_nor_is_one_whose_steps_are_captured_in_a_graph(training: Training) -> None:
+    """Hooks run as it is captured, and not as it is replayed: nothing would stand before that."""
+    training.backward()
+    training.rank.words[Field.CAPTURES] = 1
+    training.optimizer.step()
+    training.rank.words[Field.CAPTURES] = 0
+    training.backward()
+    assert training.why_not() == "an optimizer's step was captured in a graph, of which no replay is seen"
+
+
 # A trainer's own -------------------------------------------------------------------------------------------------
 
 
@@ -328,10 +338,11 @@ class ZeroRedundancyOptimizer(torch.optim.SGD):
 class Done:
     """An event of a device."""
 
-    def __init__(self, answer: object) -> None:
-        self.answer = answer
+    def __init__(self, answer: object, calls: list[object] | None = None) -> None:
+        self.answer, self.calls = answer, [] if calls is None else calls
 
     def query(self) -> bool:
+        self.calls.append("query")
         if isinstance(self.answer, Exception):
             raise self.answer
         return bool(self.answer)
@@ -348,19 +359,37 @@ class Done:
 def test_a_device_has_to_have_done_all_that_came_before(
     answer: object, why: str, training: Training, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    streams: list[int] = []
-    monkeypatch.setattr(training.gate, "_use_own_stream", lambda: streams.append(1))
+    streams: list[object] = []
+    calls: list[object] = []
+    monkeypatch.setattr(torch, "Stream", lambda device: streams.append(device) or device)
+    monkeypatch.setattr(torch.accelerator, "set_stream", calls.append)
     monkeypatch.setattr(save_gate, "CATCHES_UP_NS", 50_000_000)
     training.gate.until_ns = time.monotonic_ns() + FAR_NS
     training.backward()
-    training.gate._device, training.gate._begun = torch.device("cpu"), Done(answer)
+    training.gate._device, training.gate._begun = torch.device("cpu"), Done(answer, calls)
     assert training.why_not().startswith(why) and bool(training.why_not()) == bool(why)
-    assert bool(streams) == (answer is True)
+    assert calls[:2] == [*streams, "query"], "of its device, before anything is asked"
+    assert calls.count(streams[0]) == 2 and len(streams) == 1, "one, as often as it is looked at"
     training.rank.words[Field.CAPTURES] = 1
     assert training.why_not() == "its device captures a graph", "asked for nothing meanwhile"
     training.rank.words[Field.CAPTURES] = 0
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "2")
     assert "its communicators may be aborted" in training.why_not()
+
+
+def test_the_event_of_the_step_before_says_nothing_of_this_one(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread that saves may look between the beginning of a backward pass and its being recorded."""
+    whys: list[str] = []
+    monkeypatch.setattr(training.gate, "_use_own_stream", lambda: None)
+    monkeypatch.setattr(training.gate, "_mark_begun", lambda: whys.append(training.why_not()))
+    monkeypatch.setattr(save_gate, "CATCHES_UP_NS", 50_000_000)
+    training.gate.until_ns = time.monotonic_ns() + FAR_NS
+    training.gate._device, training.gate._begun = torch.device("cpu"), Done(True)
+    training.backward()
+    assert whys == ["its device has not got to the backward pass of the step under way"]
+    assert training.why_not() == ""
 
 
 def test_of_a_device_the_beginning_is_looked_at_as_it_lies_in_memory(training: Training) -> None:
@@ -473,6 +502,58 @@ def test_one_that_trains_on_saves_after_whichever_step_it_has_finished(training:
     assert answer["path"] == str(tmp_path) and answer["step"] in (4, 5, 6)
     training.optimizer.step()
     assert training.rank.step_now() == 7
+
+
+def shift(model: nn.Module) -> None:
+    """As adversarial training does, mostly: torch counts no writes to `.data`."""
+    for parameter in model.parameters():
+        parameter.data.add_(1)
+
+
+def climb(model: nn.Module) -> None:
+    """As SAM does."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+
+
+@pytest.mark.parametrize("move", [shift, climb])
+def test_what_moves_between_two_passes_while_it_is_saved_is_of_no_step(
+    move: Callable[[nn.Module], None], training: Training, tmp_path: Path
+) -> None:
+    """The thread that trains on stands nowhere before its optimizer's step."""
+    entered, leave = threading.Event(), threading.Event()
+
+    def function() -> str:
+        entered.set()
+        leave.wait(20)
+        (tmp_path / "part").write_bytes(b"1")
+        return str(tmp_path)
+
+    training.function = function
+    training.backward()
+    save = training.save(step=LAST_STEP)
+    assert entered.wait(20)
+    move(training.model)
+    training.backward()
+    leave.set()
+    assert "meanwhile" in told(save)["failed"]
+
+
+def test_who_averages_gradients_twice_a_step_is_not_asked_while_it_trains_on(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it shifts between the two passes could be half-way through when its function ends."""
+    monkeypatch.setattr(save_gate, "WARY_STEPS", 2)
+    training.backward()
+    training.train()
+    training.backward()
+    assert training.why_not(LAST_STEP) == "it averages gradients more than once a step, and trains on"
+    assert training.why_not() == "", "it stands in the first one, where a peer is gone"
+    training.optimizer.step()
+    training.train()
+    training.backward()
+    assert training.why_not(LAST_STEP) == "", "a scaler left one out"
 
 
 def test_one_that_trains_on_does_not_have_its_trainer_save(training: Training) -> None:

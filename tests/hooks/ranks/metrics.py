@@ -14,6 +14,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_
 
 from guardrun import hooks
+from guardrun.hooks.rank import rank as ranks
 
 STEPS = 12
 torch.manual_seed(5)
@@ -43,9 +44,11 @@ def plain(optimizer: torch.optim.Optimizer) -> None:
 
 def moded(optimizer: torch.optim.Optimizer) -> None:
     """With a default device, which is a mode of torch's: it calls functions a second time."""
+    counted = ranks.active.pace.backwards if ranks.active is not None else 0
     torch.set_default_device("cpu")
     plain(optimizer)
     torch.set_default_device(None)
+    assert ranks.active is None or ranks.active.pace.backwards == counted + STEPS, "each backward pass is one"
 
 
 def unclipped(optimizer: torch.optim.Optimizer) -> None:

@@ -18,6 +18,8 @@ CLOCKS_S = 5.0
 """By which another node's clock, by which a file is dated, may be ahead."""
 NO_STEP = 2**62
 """Beyond all steps: only the time tells what is spoilt."""
+NO_END_S = 1e9
+"""Beyond a run's end."""
 
 
 def begin(state: State, now_s: float) -> SaveInTime | str:
@@ -78,6 +80,15 @@ def spoiled(attempt: Attempt, now_s: float, *, is_many: bool = False) -> list[Sp
     until_s = now_s if attempt.ended_s is None else attempt.ended_s
     until_s += CLOCKS_S if is_many else 0.0
     return [Spoiled(attempt=attempt.number, from_step=NO_STEP, since_s=save.since_s, until_s=until_s, why=FAILED)]
+
+
+def in_doubt(state: State) -> list[Spoiled]:
+    """What a save that is not proven may leave behind while its ranks train on: its function may still be at it."""
+    attempt = state.attempt
+    save = attempt.in_time if attempt is not None else None
+    if attempt is None or save is None or not (save.is_doubtful or save.is_pending):
+        return []
+    return [Spoiled(attempt=attempt.number, from_step=NO_STEP, since_s=save.since_s, until_s=NO_END_S, why=FAILED)]
 
 
 def _is_wanted(state: State) -> bool:
