@@ -71,7 +71,10 @@ class Training:
         self.rank, self.folder = rank, folder
         rank.sockets = str(folder)
         self.now_ns = 10**12
-        self.torch = SimpleNamespace(Tensor=type("Number", (Number,), {"backward": Number.backward}))
+        number = type("Number", (Number,), {"backward": Number.backward})
+        self.torch = SimpleNamespace(
+            Tensor=number, overrides=SimpleNamespace(has_torch_function_unary=lambda one: False)
+        )
         computing.install(self.torch, rank)
         self.metrics: Any = rank.metrics
         self.metrics._tensor = self.torch.Tensor
