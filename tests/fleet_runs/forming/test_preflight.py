@@ -89,7 +89,7 @@ def test_without_a_spare_the_run_ends_and_says_why(job: Job) -> None:
 
 
 def test_other_code_on_a_node_is_said_and_a_spare_takes_over_where_its_import_fails(job: Job) -> None:
-    with lacking_a_module(job, "node1"):
+    with lacking_a_module(job, "node1", spares=("node2",)):
         job.start(2, ["head", "node1", "node2"], TRIED, spares=1)
         assert job.where(1, 2) == ["head", "node2"]
     assert "pre-flight: node1 would run other code: library.py differs from the other nodes'" in job["head"].output

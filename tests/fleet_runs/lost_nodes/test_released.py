@@ -16,7 +16,7 @@ pytestmark = pytest.mark.real("netns")
 @pytest.mark.timeout(120)
 def test_it_is_a_spare_again_and_trains_when_it_is_needed(job: Job) -> None:
     """Long: a node is left out, released, and needed again."""
-    with lacking_a_module(job, "node1"):
+    with lacking_a_module(job, "node1", spares=("node2",)):
         job.start(2, ["head", "node1", "node2"], spares=1)
         assert job.where(1, 2) == ["head", "node2"]
     first = job.at()
