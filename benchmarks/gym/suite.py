@@ -101,8 +101,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error("--hour is not played on the emulated device")
     if arguments.save_with and (arguments.hour or arguments.emu):
         parser.error("--save-with is for the faults over gloo")
-    name = "emu" if arguments.emu else "save-with" if arguments.save_with else "results"
-    arguments.results = arguments.results or GYM / f"{name}.jsonl"
+    kept = "emu" if arguments.emu else "save-with" if arguments.save_with else "results"
+    arguments.results = arguments.results or GYM / f"{kept}.jsonl"
     known = EMU_LAUNCHERS if arguments.emu else ("guardrun",) if arguments.save_with else tuple(BY_NAME)
     chosen = arguments.launchers.split(",") if arguments.launchers else list(known)
     arguments.launchers = ["guardrun"] if arguments.hour else chosen

@@ -51,8 +51,9 @@ SHARDED = (KIND, "FlatParameter", "ZeroRedundancyOptimizer")
 STANDS_NS = 500_000_000
 """A rank that is to save a part has to have stood in one collective for so long."""
 MAX_PARAMETERS = 200_000
-ERROR_HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
 CATCHES_UP_NS = 1_000_000_000
+"""A device that is only behind is waited for that long, and its host with it."""
+ERROR_HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
 CLEAN_UP_ONLY = "2"
 """A collective that fails is over for the device then, and the rank lives on (torch's ErrorHandlingMode)."""
 WARY_STEPS = 16

@@ -52,38 +52,6 @@ def test_one_before_the_job_ends_holds_until_nothing_is_alive() -> None:
     assert not any(wanted.is_over(attempt, now_s) for attempt in (-1, 0, 3) for now_s in (0.0, 1e9))
 
 
-def test_an_interval_asks_all_at_one_call_and_moves_no_call_that_is_still_to_come(tmp_path: Path) -> None:
-    for rank in (0, 1):
-        create_board(str(tmp_path / board_name(0, rank)))
-    boards = [Board(str(tmp_path / board_name(0, rank))) for rank in (0, 1)]
-    readers = open_boards(tmp_path, 0, (0, 1))
-    node: Any = SimpleNamespace(sampler=SimpleNamespace(boards=readers))
-    engine = SimpleNamespace(state=SimpleNamespace(attempt=None))
-    context: Any = SimpleNamespace(fleet_agreement=None, is_running=True, engine=engine)
-    saving = FinalSave(node, context)
-
-    def ask() -> list[int]:
-        saving.by_interval()
-        return [board[Field.CHECKPOINT_AT] for board in boards]
-
-    try:
-        assert ask() == [0, 0], "they never ask"
-        boards[0].words[Field.CHECKS], boards[1].words[Field.CHECKS] = 5, 4
-        [first, second] = ask()
-        assert first == second > 5
-        boards[0].words[Field.CHECKS] = first
-        assert ask() == [first, first], "rank 1 has still to come to it"
-        boards[1].words[Field.CHECKS] = first
-        assert ask()[0] > first
-        boards[0].words[Field.CHECKS] = boards[1].words[Field.CHECKS] = ask()[0]
-        saving._wanted = _Wanted(1, ASKED_S)
-        before = boards[0][Field.CHECKPOINT_AT]
-        assert ask() == [before, before], "somebody else asks"
-    finally:
-        for one in (*boards, *readers.values()):
-            one.close()
-
-
 class Asked:
     """Two ranks that train, and have their script's save_with() called, where a request to save has come."""
 
@@ -114,6 +82,28 @@ def asked(tmp_path: Path) -> Iterator[Asked]:
     one = Asked(tmp_path)
     yield one
     one.close()
+
+
+def test_an_interval_asks_all_at_one_call_and_moves_no_call_that_is_still_to_come(asked: Asked) -> None:
+    saving, boards = asked.saving, asked.boards
+    saving._wanted = None
+
+    def ask() -> list[int]:
+        saving.by_interval()
+        return [board[Field.CHECKPOINT_AT] for board in boards]
+
+    assert ask() == [0, 0], "they never ask"
+    boards[0].words[Field.CHECKS], boards[1].words[Field.CHECKS] = 5, 4
+    [first, second] = ask()
+    assert first == second > 5
+    boards[0].words[Field.CHECKS] = first
+    assert ask() == [first, first], "rank 1 has still to come to it"
+    boards[1].words[Field.CHECKS] = first
+    assert ask()[0] > first
+    boards[0].words[Field.CHECKS] = boards[1].words[Field.CHECKS] = ask()[0]
+    saving._wanted = _Wanted(1, ASKED_S)
+    before = boards[0][Field.CHECKPOINT_AT]
+    assert ask() == [before, before], "somebody else asks"
 
 
 def test_that_ranks_never_ask_is_told_once(asked: Asked) -> None:

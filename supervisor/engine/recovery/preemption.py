@@ -186,8 +186,10 @@ def on_checkpoint_completed(state: State, event: ev.CheckpointCompleted, now_s: 
 def on_saved_while_training(state: State, event: ev.SavedInTime, now_s: float) -> list[Action]:
     """In RUNNING: a rank's own function has saved, or has not; then any other checkpoint is waited for."""
     said, notice = in_time_save.note(state, event), state.notice
-    if not said or event.checkpoint is None:
-        return [*said, *_ask_anew(state, now_s)] if said else []
+    if not said:
+        return []
+    if event.checkpoint is None:
+        return [*said, *_ask_anew(state, now_s)]
     notice.saved, notice.saved_s = event.checkpoint, now_s
     return [*said, *_stop(state, now_s)]
 
@@ -302,7 +304,6 @@ def on_tick(state: State, now_s: float) -> list[Action]:
         notice.is_sought, notice.asked_s = False, 0.0
         return requeue_or_finish(state, now_s)
     if not notice.request:
-        notice.saves_from_s = notice.began_s
         return _request(state)
     if now_s < notice.deadline_s:
         return [*in_time_save.give_up(state, in_time_save.late(state)), *_ask_anew(state, now_s)]
@@ -338,6 +339,7 @@ def _bounded_s(state: State, deadline_s: float, now_s: float) -> float:
 
 def _begin(state: State, now_s: float) -> list[Action]:
     notice = state.notice
+    notice.saves_from_s = notice.began_s
     why = signal.Signals(notice.signum).name if notice.signum else "the time limit is near"
     actions: list[Action] = [announce(f"{why}: the job is about to end", level="warn")]
     if notice.signum != TERM:
@@ -352,7 +354,6 @@ def _begin(state: State, now_s: float) -> list[Action]:
             if state.phase is Phase.STOPPING and attempt.ended_s is not None and not state.is_failing:
                 return actions + wind_up(state, now_s)  # their exits were being read: nothing else would come
     if state.phase is Phase.RUNNING:
-        notice.saves_from_s = notice.began_s
         actions += _request(state)
     return actions
 

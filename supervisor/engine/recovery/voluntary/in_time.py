@@ -73,22 +73,24 @@ def spoiled(attempt: Attempt, now_s: float, *, is_many: bool = False) -> list[Sp
 
     is_many: several nodes, each with a clock of its own.
     """
-    save = attempt.in_time
-    if save is None or not (save.is_doubtful or save.is_pending):
-        return []
-    save.is_doubtful, save.told = False, save.told or {"why": "the run was ended"}
     until_s = now_s if attempt.ended_s is None else attempt.ended_s
-    until_s += CLOCKS_S if is_many else 0.0
-    return [Spoiled(attempt=attempt.number, from_step=NO_STEP, since_s=save.since_s, until_s=until_s, why=FAILED)]
+    found = _left_behind(attempt, until_s + (CLOCKS_S if is_many else 0.0))
+    if found and attempt.in_time is not None:
+        attempt.in_time.is_doubtful = False
+        attempt.in_time.told = attempt.in_time.told or {"why": "the run was ended"}
+    return found
 
 
 def in_doubt(state: State) -> list[Spoiled]:
     """What a save that is not proven may leave behind while its ranks train on: its function may still be at it."""
-    attempt = state.attempt
-    save = attempt.in_time if attempt is not None else None
-    if attempt is None or save is None or not (save.is_doubtful or save.is_pending):
+    return _left_behind(state.attempt, NO_END_S) if state.attempt is not None else []
+
+
+def _left_behind(attempt: Attempt, until_s: float) -> list[Spoiled]:
+    save = attempt.in_time
+    if save is None or not (save.is_doubtful or save.is_pending):
         return []
-    return [Spoiled(attempt=attempt.number, from_step=NO_STEP, since_s=save.since_s, until_s=NO_END_S, why=FAILED)]
+    return [Spoiled(attempt=attempt.number, from_step=NO_STEP, since_s=save.since_s, until_s=until_s, why=FAILED)]
 
 
 def _is_wanted(state: State) -> bool:
