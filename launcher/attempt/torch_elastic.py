@@ -460,3 +460,23 @@ def run_plain(args: Any) -> None:
     from torch.distributed.elastic.multiprocessing.errors import record
 
     record(torchrun.run)(args)
+
+
+def tell_failures(tell: Callable[[dict[int, Any]], object]) -> None:
+    """Have torchrun's own agent, where it is to run in this process, tell each attempt's failures as it sees them.
+
+    tell: given a ProcessFailure per global rank; must not raise. Nothing is told where the installed torch's agent is
+    another than LocalElasticAgent of torch 2.6 to 2.13.
+    """
+    monitor = getattr(LocalElasticAgent, "_monitor_workers", None)
+    if monitor is None:
+        return
+
+    @functools.wraps(monitor)
+    def _monitor_workers(self: Any, *args: Any, **options: Any) -> Any:
+        result = monitor(self, *args, **options)
+        if failures := getattr(result, "failures", None):
+            tell(failures)
+        return result
+
+    LocalElasticAgent._monitor_workers = _monitor_workers

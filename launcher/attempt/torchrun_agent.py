@@ -1,8 +1,8 @@
 """Attempts that torchrun's own agent runs: found below it, watched, and never started or restarted by guardrun.
 
 The ranks are the agent's children: which they are stands in the environment they were started with. Their exit codes
-are the agent's to take; they are read from the zombies before it does. Where it was quicker, what it does next tells:
-it ends well, or with what it ended for, or starts all anew.
+are the agent's to take; they are read from the zombies before it does. Where it was quicker, it tells those of the
+ranks that failed, once it has ended the others; else what it does next tells: it ends well, or starts all anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ GATHER_S = 1.0
 """Ranks of an attempt that come this much later than the first are not waited for."""
 
 UNKNOWN_EXIT = 1
-"""Taken for a rank that the agent had waited for before its exit code could be read, where nothing else failed."""
+"""Taken for a rank whose exit code the agent took and did not tell, where nothing else failed."""
 
 BY_AGENT = (-SIGTERM, -SIGKILL)
 """Exit codes of ranks that the agent ends once another has failed."""
@@ -176,17 +176,19 @@ class AgentAttempt:
             found.handle.close()
 
     def _missed_exitcode(self, found: _Found) -> int | None:
-        """What the agent's doings say of an exit code that it took; None: nothing yet."""
+        """What the agent's words and doings say of an exit code that it took; None: nothing yet."""
+        told = self.child.told_exitcodes()
+        if found.rank.pid in told:
+            return told[found.rank.pid]
+        if not told.keys().isdisjoint(rank.pid for rank in self.ranks):
+            return 0  # whom it has ended has failed for nobody
         agent = self.child.poll()
         if agent is None and not self._coming:
             return 0 if time.monotonic() - found.missed_s > MISSED_S else None
         if agent == 0 and not self._coming:
             return 0
-        told = {} if agent is None else {failed.pid: failed.exitcode for failed in self.child.failures()}
-        if found.rank.pid in told:
-            return told[found.rank.pid]
-        # Whom it has ended by SIGTERM has failed for nobody; SIGKILL comes from elsewhere, as a rule.
-        return 0 if told or set(self.exitcodes().values()) - {0, -SIGTERM} else UNKNOWN_EXIT
+        # Nothing was told. Whom it has ended by SIGTERM has failed for nobody; SIGKILL comes from elsewhere, as a rule.
+        return 0 if set(self.exitcodes().values()) - {0, -SIGTERM} else UNKNOWN_EXIT
 
     def alive(self) -> list[Rank]:
         """The ranks that live; where none does but the agent, that: nothing is over before it."""

@@ -1,8 +1,8 @@
 """torchrun's own agent in a process of its own: forked, so that torch need not be imported again.
 
 It waits for the word to begin, which brings what guardrun adds to the environment and the arguments; end of input
-without it means that nothing is to be run. As it fails it says which ranks failed, and how: whoever watches may have
-seen none of them live.
+without it means that nothing is to be run. It says which ranks of an attempt failed, and how, once it has ended the
+others, and again as it fails itself: it takes their exit codes, and whoever watches may have seen none of them live.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from guardrun.launcher.base.processes import ProcessHandle
@@ -21,6 +23,13 @@ from guardrun.launcher.base.terminal_lines import flush_streams
 
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
+
+
+Tell = Callable[[Mapping[int, Any]], object]
+"""Takes an attempt's failures: a ProcessFailure of torch's per global rank."""
+
+Launch = Callable[[list[str], Tell], None]
+"""torchrun, given what is to be appended to the script's arguments, and whom to tell of failures."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +48,8 @@ class Failure:
 class AgentChild:
     """The forked process, as its parent sees it."""
 
-    def __init__(self, run: Callable[[list[str]], None]) -> None:
-        """Fork. run: torchrun, given what is to be appended to the script's arguments. Raises OSError.
+    def __init__(self, run: Launch) -> None:
+        """Fork. Raises OSError.
 
         Call from the main thread, before other threads are there, as a fork takes only its own thread along.
         """
@@ -57,7 +66,9 @@ class AgentChild:
         os.close(failures_writer)
         self._handle = ProcessHandle(self.pid)
         self._exitcode: int | None = None
-        self._failures: list[Failure] | None = None
+        self._unread = b""
+        self._told: dict[int, int] = {}
+        self._last: list[Failure] = []
 
     def begin(self, environment: Mapping[str, str | None], arguments: list[str]) -> None:
         """Give the word. A child that is gone already is found by `poll`."""
@@ -82,13 +93,25 @@ class AgentChild:
 
     def failures(self) -> list[Failure]:
         """What it ended for, once it has; empty where it failed in another way."""
-        if self._failures is None:
-            try:
-                told = b"".join(iter(lambda: os.read(self._failures_reader, 65536), b""))
-                self._failures = [Failure(**failure) for failure in json.loads(told or b"[]")]
-            except (BlockingIOError, ValueError):  # something it forked holds the pipe; it was killed as it wrote
-                self._failures = []
-        return self._failures
+        self._read_told()
+        return self._last
+
+    def told_exitcodes(self) -> dict[int, int]:
+        """By pid, of the ranks that it has told to have failed so far, in any attempt."""
+        self._read_told()
+        return self._told
+
+    def _read_told(self) -> None:
+        with suppress(OSError):  # no more yet, or closed
+            while chunk := os.read(self._failures_reader, 65536):
+                self._unread += chunk
+        *lines, self._unread = self._unread.split(b"\n")
+        for line in lines:
+            with suppress(ValueError):  # cut off where the pipe was full
+                message = json.loads(line)
+                failures = [Failure(**failure) for failure in message["failures"]]
+                self._told |= {failed.pid: failed.exitcode for failed in failures}
+                self._last = failures if message["is_last"] else []
 
     def signal(self, signum: signal.Signals) -> None:
         """Signal the agent alone, not its ranks; nothing where it has ended."""
@@ -109,7 +132,7 @@ class AgentChild:
             self._writer = -1
 
 
-def _live(reader: int, failures_writer: int, parent: int, run: Callable[[list[str]], Any]) -> None:
+def _live(reader: int, failures_writer: int, parent: int, run: Launch) -> None:
     """The child's whole life; never returns."""
     status = 1
     try:
@@ -123,27 +146,27 @@ def _live(reader: int, failures_writer: int, parent: int, run: Callable[[list[st
                     os.environ.pop(name, None)
                 else:
                     os.environ[name] = value
-            run(arguments)
+            run(arguments, partial(_send_failures, failures_writer, is_last=False))
             status = 0
     except SystemExit as exit_:
         status = exit_.code if isinstance(exit_.code, int) else 1
     except BaseException as error:
         traceback.print_exc()
         # ProcessFailure per global rank, where it is torch's ChildFailedError.
-        _send_failures(failures_writer, getattr(error, "failures", {}))
+        _send_failures(failures_writer, getattr(error, "failures", {}), is_last=True)
     finally:
         flush_streams()
         os._exit(status)
 
 
-def _send_failures(writer: int, failures: Mapping[int, Any]) -> None:
+def _send_failures(writer: int, failures: Mapping[int, Any], *, is_last: bool) -> None:
+    """Never waits: what finds the pipe full is lost."""
     told = [
         asdict(Failure(rank, failed.local_rank, failed.pid, failed.exitcode, failed.error_file))
         for rank, failed in failures.items()
     ]
-    os.set_blocking(writer, True)
-    with open(writer, "wb") as pipe:
-        pipe.write(json.dumps(told).encode())
+    with suppress(OSError):
+        os.write(writer, json.dumps({"is_last": is_last, "failures": told}).encode() + b"\n")
 
 
 def _become_agent(parent: int) -> None:

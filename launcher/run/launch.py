@@ -60,6 +60,7 @@ from guardrun.supervisor.quarantine.record_places import absolute_folders
 from guardrun.supervisor.rundir.run_directory import FleetFile, write_run_file
 
 if TYPE_CHECKING:
+    from guardrun.launcher.attempt.torchrun_agent_child import Tell
     from guardrun.launcher.warm.warm_ranks import WarmRanks
 
 DEFAULT_SHUTDOWN_TIMEOUT_S = 30.0
@@ -248,7 +249,8 @@ class Launch:
         return status
 
     def _run_agent(self, run: OpenRun, config: Config, args: Any, world_size: int, signals: Signals) -> int:
-        def launch(arguments: list[str]) -> None:
+        def launch(arguments: list[str], tell: Tell) -> None:
+            torch_elastic.tell_failures(tell)
             args.training_script_args = [*args.training_script_args, *arguments]
             torch_elastic.run_plain(args)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from guardrun.launcher.attempt.attempt_start import resume_arguments, run_environment
 from guardrun.launcher.attempt.torchrun_agent import AgentAttempt
-from guardrun.launcher.attempt.torchrun_agent_child import AgentChild
+from guardrun.launcher.attempt.torchrun_agent_child import AgentChild, Launch
 from guardrun.launcher.control import fallback
 from guardrun.launcher.control.control_channel import Order
 from guardrun.launcher.creation.run_creation import OpenRun
@@ -33,8 +33,8 @@ AGENT_MARGIN_S = 5.0
 class AgentStarter:
     """Starts the agent, once."""
 
-    def __init__(self, run: OpenRun, config: Config, world_size: int, launch: Callable[[list[str]], None]) -> None:
-        """Fork the agent, which waits. launch: torchrun, given arguments to append to the script's. Raises OSError."""
+    def __init__(self, run: OpenRun, config: Config, world_size: int, launch: Launch) -> None:
+        """Fork the agent, which waits. launch: torchrun, as `AgentChild` runs it. Raises OSError."""
         self._run, self._config, self._world_size = run, config, world_size
         self._child = AgentChild(launch)
 

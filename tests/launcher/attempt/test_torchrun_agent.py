@@ -21,26 +21,38 @@ from tests.support.waiting import wait_until
 
 
 def test_its_restarts_are_told_as_attempts(launcher: GuardrunStarter, tmp_path: Path) -> None:
+    """Exit codes too, also where the agent takes them, and starts all anew, before the launcher looks."""
     run = launcher.start(
-        ["--nproc-per-node=2", "--max-restarts=1"],
+        ["--nproc-per-node=2", "--max-restarts=2"],
         script=WAIT.format(before="assert os.environ['TORCH_DISABLE_SHARE_RDZV_TCP_STORE'] == '1'"),
         config='[launcher]\nagent = "torchrun"\n',
         env={"FAKE_SUPERVISOR": json.dumps({"grace_s": 0.2})},
     )
+
+    def started(attempts: list[int]) -> bool:
+        return [fact["attempt"] for fact in read_facts(run.run_dir) if fact["type"] == "started"] == attempts
+
     first = [ready(tmp_path, 0, rank) for rank in range(2)]
-    wait_until(lambda: len(read_facts(run.run_dir)) >= 1, 10, "the first attempt to be told")
+    wait_until(lambda: started([0]), 10, "the first attempt to be told")
     os.kill(first[1], signal.SIGSEGV)
     second = [ready(tmp_path, 1, rank) for rank in range(2)]
-    wait_until(lambda: "started" in [f["type"] for f in read_facts(run.run_dir)[1:]], 10, "the second attempt")
+    wait_until(lambda: started([0, 1]), 10, "the second attempt to be told")
+    run.send(signal.SIGSTOP)
+    try:
+        os.kill(second[1], signal.SIGABRT)
+        third = [ready(tmp_path, 2, rank) for rank in range(2)]
+    finally:
+        run.send(signal.SIGCONT)
+    wait_until(lambda: started([0, 1, 2]), 10, "the third attempt to be told")
     facts = read_facts(run.run_dir)
-    assert [fact["attempt"] for fact in facts if fact["type"] == "started"] == [0, 1]
     assert facts[0]["ranks"] == [
         {"global_rank": rank, "local_rank": rank, "pid": first[rank], "node": facts[0]["ranks"][0]["node"]}
         for rank in range(2)
     ]
     assert set(facts[0]["error_files"]) == {"0", "1"}
-    assert [f["exitcode"] for f in facts if f["type"] == "exited" and f["pid"] == first[1]] == [-signal.SIGSEGV]
-    assert {rank["pid"] for rank in facts[-1].get("ranks", [])} == set(second)
+    codes = {fact["pid"]: fact["exitcode"] for fact in facts if fact["type"] == "exited"}
+    assert codes[first[1]] == -signal.SIGSEGV and codes[second[1]] == -signal.SIGABRT, facts
+    assert {rank["pid"] for rank in facts[-1].get("ranks", [])} == set(third)
     run.send(signal.SIGTERM)
     done = run.wait(30)
     assert done.returncode == 143 and run.alive() == [], done
@@ -50,7 +62,7 @@ def test_its_restarts_are_told_as_attempts(launcher: GuardrunStarter, tmp_path: 
 
 
 def test_the_one_that_failed_is_told_before_whom_the_agent_has_ended_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its exit code is the agent's, which was quicker; the other's can still be read."""
+    """Its exit code is the agent's, which was quicker, and did not tell it; the other's can still be read."""
     codes: dict[int, int | None] = {10: None, 11: -signal.SIGTERM}
 
     def read(pid: int) -> int | None:
@@ -59,7 +71,7 @@ def test_the_one_that_failed_is_told_before_whom_the_agent_has_ended_for_it(monk
         return codes[pid]
 
     monkeypatch.setattr(torchrun_agent, "read_exitcode", read)
-    agent: Any = SimpleNamespace(poll=lambda: None, failures=list, pid=9)
+    agent: Any = SimpleNamespace(poll=lambda: None, told_exitcodes=dict, pid=9)
     attempt = AgentAttempt(child=agent, node="node-a", world_size=2, first_number=0)
     handle: Any = SimpleNamespace(close=lambda: None)
     ranks = [Rank(global_rank=rank, local_rank=rank, pid=10 + rank, node="node-a") for rank in range(2)]
