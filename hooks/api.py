@@ -84,18 +84,19 @@ def should_checkpoint() -> bool:
     return rank is not None and rank.checkpoint_is_due()
 
 
-def save_with(function: Callable[[], object] | None) -> None:
+def save_with(function: Callable[[], object] | None, *, between_steps: bool = False) -> None:
     """Have guardrun call this where ranks must be ended, on one that is well, to save what it holds.
 
     function: takes nothing, writes a checkpoint of the state after the last finished step, and returns its path, or
     None if it did not save. It runs on a thread of its own, and must not wait for other ranks. The last one counts;
-    None takes it back. docs/just-in-time.md says what it may rely on.
+    None takes it back. between_steps: also from the script's own `step()` on, which it calls once all that a step does
+    to what is saved is done. docs/just-in-time.md says what it may rely on.
     """
     rank = _rank.active
     if rank is not None:
         from guardrun.hooks.rank.save_gate import register
 
-        register(rank, function)
+        register(rank, function, between_steps=between_steps)
 
 
 def snapshot(state: object, path: object = None) -> None:

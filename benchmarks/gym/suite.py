@@ -90,7 +90,7 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         "--emu", action="store_true", help="instead: the cases on the emulated device, under guardrun and torchrun"
     )
     parser.add_argument(
-        "--save-with", action="store_true", help="under guardrun alone, and the script gives save_with() a function"
+        "--save-with", action="store_true", help="under guardrun alone, and the script calls save_with() and step()"
     )
     parser.add_argument("--keep", action="store_true", help="keep the folder of each run in .gym/runs")
     parser.add_argument("--write-docs", action="store_true", help="also put the tables into docs/gym.md")

@@ -301,6 +301,8 @@ class Rank:
             self.spent.on_step(now_ns)
         if self.gc_policy is not None:
             self.gc_policy.on_step(now_ns)
+        if self.in_time is not None:
+            self.in_time.on_said_step()
 
     def enter_phase(self, name: str, now_ns: int) -> None:
         """Show a phase on the board; a name that the board doesn't know goes into a file beside it."""

@@ -5,7 +5,8 @@
                           unknown                        saved here       shut meanwhile
 
 Between the first backward pass of a step and its optimizer's step nothing of the last step is still to be done, and
-nothing of the next one has changed what is saved. The way into optimizer.step() is shut before that is looked at, and
+nothing of the next one has changed what is saved. (Where the script says so, from its own step() on.) The way into
+optimizer.step() is shut before that is looked at, and
 stays so until the function is done: nothing that the thread that trains does meanwhile changes it, either.
 
 On a device the host is ahead: kernels of steps that it has long passed may still wait there, behind a collective that
@@ -85,8 +86,8 @@ class Saver(Protocol):
         """
 
 
-def register(rank: Rank, function: object) -> None:
-    """Take the script's function; None: it has none any more. Never raises."""
+def register(rank: Rank, function: object, *, between_steps: bool = False) -> None:
+    """Take the script's function; None: it has none any more. between_steps: as save_with() has it. Never raises."""
     try:
         if function is not None and not callable(function):
             raise TypeError(f"save_with() takes a function, not {type(function).__name__}")
@@ -96,7 +97,7 @@ def register(rank: Rank, function: object) -> None:
         if function is None and gate is None:
             return
         gate = _gate(rank)
-        gate.function = function
+        gate.function, gate.is_between = function, bool(between_steps)
         gate.show()
     except Exception as error:
         rank.fail("save_with", error)
@@ -127,6 +128,8 @@ class SaveGate:
         self._rank = rank
         self.function: Callable[[], object] | None = None
         """The script's."""
+        self.is_between = False
+        """The script's own step() says that all of a step is done."""
         self.saver: Saver | None = None
         """The trainer's, where there is one."""
         self.is_shut = False
@@ -160,7 +163,9 @@ class SaveGate:
         self._device: Any = None
         """Where its parameters lie, if not in the host's memory; known after the first step."""
         self._begun: Any = None
-        """An event that is done once the device has got to the backward pass of the step under way."""
+        """An event that is done once the device has got to the backward pass of the step under way, or to step()."""
+        self._said_at = -1
+        """The board's count of pulses at the script's last step()."""
         self._stream: Any = None
         """In which it is read; None: not yet."""
         self._averaged = 0
@@ -238,6 +243,22 @@ class SaveGate:
         except Exception as error:
             self._odd = "its backward passes can't be counted"
             self._rank.fail("save_with", error)
+
+    def on_said_step(self) -> None:
+        """The script's own step(). Never raises."""
+        if not self.is_between or get_ident() != self._rank.owner_ident:
+            return
+        try:
+            if self._device is not None:
+                self._mark_begun()
+            self._said_at = self._rank.words[Field.PULSES]
+        except Exception as error:
+            self._odd = "its device can't be asked how far it is"
+            self._rank.fail("save_with", error)
+
+    def _is_said(self) -> bool:
+        """The script has said that its last step is done, and has begun no other optimizer's since."""
+        return self.is_between and self._said_at == self._rank.words[Field.PULSES]
 
     def _mark_begun(self) -> None:
         """Have the device say when it gets here: in the stream that computes, of the thread that trains."""
@@ -382,7 +403,7 @@ class SaveGate:
         if saver is not None:
             if why := saver.why_not(self._places(), has_backward=has_backward):
                 return why
-        elif not has_backward:
+        elif not has_backward and not self._is_said():
             return "no backward pass has begun since its last step: what follows a step may not be done"
         if step not in (LAST_STEP, rank.step_now()):
             return f"it has finished {rank.step_now()} steps, and others {step}"
@@ -400,7 +421,7 @@ class SaveGate:
         return why_not_whole(rank, list(self._counts), self._device)
 
     def _why_not_there(self) -> str:
-        """Why the device may still have to do what came before the backward pass; empty: it has done all of it.
+        """Why the device may still have to do what came before that moment; empty: it has done all of it.
 
         The host is shut out of the next step meanwhile: a device that is only behind catches up.
         """
@@ -414,7 +435,7 @@ class SaveGate:
                 self._use_own_stream()  # first: a thread begins with device 0, where any question makes a context
             while self._begun is not None:
                 # Written once it is recorded: before that it is the step before's, and done.
-                is_recorded = words[Field.BACKWARD_AFTER] == words[Field.PULSES] + 1
+                is_recorded = words[Field.BACKWARD_AFTER] == words[Field.PULSES] + 1 or self._is_said()
                 if is_recorded and self._begun.query():
                     return ""
                 if monotonic_ns() >= until_ns:

@@ -52,15 +52,17 @@ def undisturbed(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Trai
     return trained
 
 
-@pytest.mark.parametrize("fault", ["block", "kill"])
-def test_no_step_is_done_twice_and_every_loss_is_the_same(fault: str, runs: EdgeRuns, undisturbed: Trained) -> None:
-    """Rank 1 never comes, or is gone; rank 0's device waits for its gradients."""
+@pytest.mark.parametrize(("fault", "done"), [("block", AT - 1), ("kill", AT - 1), ("between", AT)])
+def test_no_step_is_done_twice_and_every_loss_is_the_same(
+    fault: str, done: int, runs: EdgeRuns, undisturbed: Trained
+) -> None:
+    """Rank 1 never comes, or is gone; rank 0's device waits for its gradients, or for its loss, once a step is done."""
     trained = Trained(runs, f"--fault={fault}")
     incident = only(trained.finished)
     jit = incident["evidence"]["jit"]
-    assert (jit.get("rank"), jit.get("step")) == (0, AT - 1), (jit, trained.finished)
-    assert incident["resumed_from"] == {"path": jit["path"], "step": AT - 1}
-    assert trained.taken == {"0": [*range(1, AT)], "1": [*range(AT, STEPS + 1)]}
+    assert (jit.get("rank"), jit.get("step")) == (0, done), (jit, trained.finished)
+    assert incident["resumed_from"] == {"path": jit["path"], "step": done}
+    assert trained.taken == {"0": [*range(1, done + 1)], "1": [*range(done + 1, STEPS + 1)]}
     assert trained.losses == undisturbed.losses and trained.asked == ["asked-0-0"]
 
 

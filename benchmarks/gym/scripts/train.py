@@ -221,7 +221,7 @@ def save(trained: Any, step: int) -> None:
 
 
 def save_in_time(trained: Replicas) -> str:
-    """On one rank, before all are ended: the one line that `--save-with` adds."""
+    """On one rank, before all are ended, where `--save-with` gives guardrun this function."""
     os.makedirs("out", exist_ok=True)
     path = f"out/jit_{trained.done}.pt"
     torch.save({**trained.state(trained.done), "step": trained.done}, f"{path}.tmp")
@@ -265,11 +265,12 @@ def main() -> None:
     dist.init_process_group("gloo")
     trained: Any = {"fsdp": Shards, "groups": Grid}.get(LAYOUT, Replicas)()
     start = load(trained)
-    if os.environ.get("GYM_SAVE_WITH") and isinstance(trained, Replicas):
+    saves_in_time = os.environ.get("GYM_SAVE_WITH") and isinstance(trained, Replicas)
+    if saves_in_time:
         from guardrun import hooks
 
         trained.done = start
-        hooks.save_with(lambda: save_in_time(trained))
+        hooks.save_with(lambda: save_in_time(trained), between_steps=True)
     note("resumed", start)
     if planted.find("new_group") and not planted.is_due("new_group", 0):
         dist.new_group([0, 1])  # here: new_group
@@ -282,6 +283,8 @@ def main() -> None:
         if planted.is_due("fsdp_uneven", step):
             dist.barrier()  # here: fsdp_uneven
         loss = trained.train(next(source), step)
+        if saves_in_time:
+            hooks.step()
         share_loss(loss, step)
         note("step", step)
         beat()

@@ -22,7 +22,7 @@ from tests.emu import device as emu
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=12)
 parser.add_argument("--waits", default="before", choices=["before", "after", "never"], help="the host for the device")
-parser.add_argument("--fault", default="", help="of the first attempt: block, kill, or one of emu.FAULTS")
+parser.add_argument("--fault", default="", help="of the first attempt: block, kill, between, or one of emu.FAULTS")
 parser.add_argument("--at", type=int, default=8, help="in which step, on rank 1")
 parser.add_argument("--kernel-s", type=float, default=0.0, help="what the device takes for a step, besides")
 parser.add_argument("--resume", default="")
@@ -53,17 +53,18 @@ def save() -> str:
     return path
 
 
-hooks.save_with(save)
+hooks.save_with(save, between_steps=arguments.fault == "between")
 print(f"attempt {attempt} rank {rank} starts at step {done}", file=sys.stderr, flush=True)
 losses = open(f"losses-{rank}", "a")  # noqa: SIM115
 for step in range(done + 1, arguments.steps + 1):
     time.sleep(0.02)
-    if arguments.fault and attempt == "0" and (rank, step) == (1, arguments.at):
+    if arguments.fault != "between" and attempt == "0" and (rank, step) == (1, arguments.at):
         if arguments.fault == "block":
             time.sleep(1000)
         if arguments.fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        emu.inject(arguments.fault)
+        if arguments.fault:
+            emu.inject(arguments.fault)
     if arguments.kernel_s:
         emu.kernel(arguments.kernel_s)
     x = torch.randn(32, 8, generator=torch.Generator().manual_seed(1000 * step + rank)).to("emu")
@@ -79,5 +80,12 @@ for step in range(done + 1, arguments.steps + 1):
         losses.flush()
     elif step == 20:
         Path(f"ahead-{rank}").touch()
+    if arguments.fault == "between":
+        hooks.step()
+        if attempt == "0" and step == arguments.at:  # the loss of all, say: the host waits for it, after the step
+            if rank == 1:
+                time.sleep(1000)
+            dist.all_reduce(loss.detach())
+            emu.synchronize()
 emu.synchronize()
 dist.destroy_process_group()

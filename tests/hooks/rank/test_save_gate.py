@@ -147,6 +147,52 @@ def test_steps_that_are_counted_where_they_begin_are_not_those_that_are_done(
     assert one.why_not() == (early if is_early else "")
 
 
+NOT_DONE = "no backward pass has begun since its last step: what follows a step may not be done"
+
+
+def test_a_script_may_say_that_its_own_step_ends_all_of_one(training: Training) -> None:
+    """Only one that has: in many, a scheduler steps after what they count by."""
+    training.rank.count_step(None, 0)
+    assert training.why_not() == NOT_DONE
+    save_gate.register(training.rank, training._save, between_steps=True)
+    assert training.why_not() == NOT_DONE, "that was before it said so"
+    training.train()
+    assert training.why_not() == NOT_DONE, "its optimizer's step is done, and no more"
+    thread = threading.Thread(target=training.rank.count_step, args=(None, 0))
+    thread.start()
+    thread.join()
+    assert training.why_not() == NOT_DONE, "whoever counts there is not the one that trains"
+    training.rank.count_step(None, 0)
+    assert training.why_not() == ""
+    training.backward()
+    assert training.why_not() == ""
+    training.optimizer.step()
+    assert training.why_not() == NOT_DONE
+    training.rank.count_step(None, 0)
+    with torch.no_grad():
+        training.model.module.weight.add_(1.0)  # an evaluation of averaged weights, put in their place
+    assert training.why_not() == "something has changed its parameters since its last step"
+    save_gate.register(training.rank, training._save)
+    assert training.why_not() == NOT_DONE, "the last one counts"
+
+
+def test_between_steps_a_device_has_to_have_got_to_the_scripts_own_step(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Done] = []
+    monkeypatch.setattr(training.gate, "_use_own_stream", lambda: None)
+    monkeypatch.setattr(save_gate, "CATCHES_UP_NS", 50_000_000)
+    monkeypatch.setattr(training.gate, "_mark_begun", lambda: setattr(training.gate, "_begun", begun[-1]))
+    save_gate.register(training.rank, training._save, between_steps=True)
+    training.gate.until_ns = time.monotonic_ns() + FAR_NS
+    training.train()
+    training.gate._device = torch.device("cpu")
+    for is_there in (False, True):
+        begun.append(Done(is_there))
+        training.rank.count_step(None, 0)
+        assert (training.why_not() == "") is is_there and begun[-1].calls
+
+
 def test_who_is_asked_for_a_part_does_not_save_all(training: Training) -> None:
     training.gate.asked_part = (0, 2)
     training.backward()

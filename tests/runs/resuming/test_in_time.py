@@ -68,6 +68,17 @@ def test_no_step_is_done_twice_and_every_loss_is_the_same(
     )
 
 
+def test_who_waits_between_two_steps_saves_if_the_script_says_where_one_ends(
+    edge: EdgeRuns, undisturbed: Trained
+) -> None:
+    """One rank evaluates, say, and never ends; the other is in the barrier behind it."""
+    trained = train(edge, f"--fault=between@{AT}:1", "--said")
+    incident = only(trained.finished)
+    assert (incident["evidence"]["jit"].get("rank"), incident["resumed_from"]["step"]) == (0, AT), incident
+    assert trained.taken == {"0": [*range(1, AT + 1)] * 2, "1": [*range(AT + 1, STEPS + 1)] * 2}
+    assert trained.losses == undisturbed.losses
+
+
 def test_one_that_hangs_after_it_has_saved_costs_its_time_and_the_one_before_is_taken(
     edge: EdgeRuns, undisturbed: Trained
 ) -> None:

@@ -22,6 +22,7 @@ parser.add_argument("--how", action="append", default=[], help="how the function
 parser.add_argument("--first-save", type=int, default=0, help="an ordinary save after this step")
 parser.add_argument("--steps", type=int, default=16)
 parser.add_argument("--resume", default="")
+parser.add_argument("--said", action="store_true", help="its own step() ends each of its steps")
 parser.add_argument("--shards", type=int, default=0, help="FSDP2, with as many replicas as there are ranks for")
 parser.add_argument("--again", action="store_true", help="in the end once more from the beginning, undisturbed")
 parser.add_argument("--marks", default="", help="what tests of several nodes give all scripts")
@@ -124,14 +125,14 @@ def suffer() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "raise":
             raise ValueError("sample 99 is no image")
-        case "after":  # what follows a step is not done on the other rank, which waits for this one there
+        case "after" | "between":  # the other rank waits for it there: what follows a step is not done; or is
             time.sleep(1000)
 
 
 if HOW == "twice":
     hooks.save_with(lambda: "out/wrong.pt")
 if HOW != "none":
-    hooks.save_with(save_in_time)
+    hooks.save_with(save_in_time, between_steps=arguments.said)
 if HOW == "taken":
     hooks.save_with(None)
 if arguments.resume:
@@ -145,7 +146,7 @@ def train(attempt: str, name: str, at: str = "") -> None:
         time.sleep(0.02)
         is_due = f"{step}:{RANK}" == at
         batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(1000 * step + RANK))
-        if is_due and FAULT != "after":
+        if is_due and FAULT not in ("after", "between"):
             suffer()
         state.optimizer.zero_grad()
         loss = state.model(batch).square().mean()
@@ -159,6 +160,12 @@ def train(attempt: str, name: str, at: str = "") -> None:
         state.steps = step
         losses.write(f"{attempt} {step} {loss.item().hex()}\n")
         losses.flush()
+        if arguments.said:
+            hooks.step()
+        if FAULT == "between" and at.startswith(f"{step}:"):
+            if is_due:
+                suffer()
+            dist.barrier()
         if at and step == arguments.first_save:
             if max(1, arguments.shards) > RANK:
                 state.save(f"ckpt_{step}")
