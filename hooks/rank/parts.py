@@ -285,6 +285,9 @@ class SaveGate(Protocol):
     def on_backward(self) -> None:
         """A backward pass begins."""
 
+    def on_said_step(self) -> None:
+        """The script's own step(). Never raises."""
+
     def wait(self) -> None:
         """A graph is about to be captured, and the board says so."""
 
