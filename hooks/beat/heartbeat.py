@@ -158,9 +158,9 @@ class Heartbeat:
         if words[Field.STEP]:
             self._tell_environment()
             if self._environ is not None:
-                self._tell_imports(self._environ)
+                self._report_imports(self._environ)
 
-    def _tell_imports(self, before: dict[str, str]) -> None:
+    def _report_imports(self, before: dict[str, str]) -> None:
         self._environ = None
         try:
             with self._rank.import_lock:

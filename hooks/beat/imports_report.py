@@ -9,26 +9,22 @@ from __future__ import annotations
 import os
 import sys
 
+from guardrun.hooks.wire.board import import_names
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from guardrun.hooks.rank.rank import Rank
 
-FILE = "imports.json"
 MAX_MODULES = 20_000
-
-
-def file_names(ranks: int) -> list[str]:
-    """What so many ranks of a node leave, the first one's first."""
-    return [FILE, *(f"variables-set-{local}.json" for local in range(1, ranks))]
 
 
 def write(rank: Rank, before: Mapping[str, str]) -> None:
     """Leave it, where there is none. before: the environment at the rank's start. Raises OSError."""
     import json  # has been imported by sitecustomize
 
-    path = os.path.join(rank.sockets, file_names(rank.local_rank + 1)[-1])
+    path = os.path.join(rank.sockets, import_names(rank.local_rank + 1)[-1])
     if os.path.exists(path):
         return
     now = dict(os.environ)

@@ -198,6 +198,11 @@ def board_name(attempt: int, global_rank: int) -> str:
     return f"board-{attempt}-{global_rank}"
 
 
+def import_names(ranks: int) -> list[str]:
+    """The files beside the boards in which so many ranks of a node say what they import, the first one's first."""
+    return ["imports.json", *(f"variables-set-{local}.json" for local in range(1, ranks))]
+
+
 def create_board(path: str) -> None:
     """Make a board whose pages are really there.
 

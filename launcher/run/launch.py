@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from guardrun.launcher.attempt import torch_elastic
 from guardrun.launcher.attempt.attempt import LocalAttempt
-from guardrun.launcher.attempt.attempt_start import Starter
+from guardrun.launcher.attempt.attempt_start import Starter, environment, run_environment
 from guardrun.launcher.attempt.attempt_stop import become_subreaper
 from guardrun.launcher.base.processes import read_children
 from guardrun.launcher.base.signals import Signals, choose_notices, parse_signals
@@ -349,7 +349,12 @@ def make_warm(run: OpenRun, config: Config, plan: torch_elastic.Plan, log: Log) 
     if not takes_warm_ranks(plan.entrypoint, plan.arguments):
         return None
     command = [str(plan.entrypoint), *map(str, plan.arguments)]
-    return WarmRanks(command, Path(run.file.socket_dir), config.launcher.warm_free_mb << 20, plan.world_size, log)
+    folder, free_bytes = Path(run.file.socket_dir), config.launcher.warm_free_mb << 20
+    warm = WarmRanks(command, folder, free_bytes, plan.world_size, log)
+    if run.file.fleet is not None:  # a spare has none from an attempt before
+        with environment(run_environment(run, config, 0, None)):
+            warm.note_environment(os.environ, config.checkpoint.resume_env)
+    return warm
 
 
 def shutdown_timeout_s(settings: Any) -> float:

@@ -187,7 +187,8 @@ class Loop:
         self._advance_stop(now_s)
         if self.warm is not None:
             is_training = self._stopping is None and not self.is_over
-            self.warm.turn(now_s, is_training=is_training)
+            is_spare = self.attempt is None and self.run.file.fleet is not None
+            self.warm.turn(now_s, is_used=is_training or is_spare)
         self._reap()
         if self.run.ownership is not None:
             self.run.ownership.touch(self.log.put)

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from guardrun.hooks.beat.imports_report import file_names
+from guardrun.hooks.wire.board import import_names
 from guardrun.launcher.base.terminal_lines import Log
 from guardrun.launcher.warm.warm_process import ENDED, ForkedProcess, WarmError, WarmProcess
 from guardrun.supervisor.collect.host.memory_limits import MemoryLimits
@@ -73,18 +73,21 @@ class WarmRanks:
         """What an attempt's ranks are started with. own: what is theirs alone."""
         self._environment = {name: value for name, value in environment.items() if name not in own}
 
-    def turn(self, now_s: float, *, is_training: bool) -> None:
-        """Start it once all ranks have said what they import and set; end it where memory ends; read its answers."""
+    def turn(self, now_s: float, *, is_used: bool) -> None:
+        """Start it once it is known what ranks import and set; end it where memory ends; read its answers.
+
+        is_used: ranks train here, or may have to.
+        """
         if self.is_over:
             return
         if (why := self._read_refusal()) or (why := self._short_of_memory(now_s)):
             self.give_up(why)
         elif self.process is None:
-            if is_training and all(path.exists() for path in self._reports()):
+            if is_used and all(path.exists() for path in self._reports()):
                 self._start()
         elif (answer := self.process.read()) is not None:
             self._note(answer)
-        elif is_training and self.is_ready and now_s - self._begun_s > SETTLED_S:
+        elif is_used and self.is_ready and now_s - self._begun_s > SETTLED_S:
             self._fork_ahead()
 
     def fileno(self) -> int | None:
@@ -192,7 +195,7 @@ class WarmRanks:
 
     def _reports(self) -> list[Path]:
         """What each rank leaves when it has done a step."""
-        return [self.sockets / name for name in file_names(self.count)]
+        return [self.sockets / name for name in import_names(self.count)]
 
     def _start(self) -> None:
         self._tries += 1

@@ -50,7 +50,7 @@ from guardrun.supervisor.node.node_relations import IsolationContext, NodeRelati
 from guardrun.supervisor.node.rank_collection import RankContext, begin_exits, begin_look, look_name
 from guardrun.supervisor.node.rank_examinations import RankExaminations
 from guardrun.supervisor.node.run_context import CheckpointContext, DecidingContext
-from guardrun.supervisor.rundir.run_directory import FleetFile
+from guardrun.supervisor.rundir.run_directory import FleetFile, RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement, NodeSaveAgreement, Order
 from guardrun.supervisor.saving.mirrors import NodeMirror
@@ -65,6 +65,7 @@ from guardrun.supervisor.wire.listening_addresses import (
 )
 
 if TYPE_CHECKING:
+    from guardrun.supervisor.fleet.coordinator.warm_spares import WarmSpares
     from guardrun.supervisor.saving.fleet_in_time_save import ManyNodes
 
 KEYS_FILE = "fleet.json"
@@ -137,6 +138,9 @@ class CoordinatorContext(DecidingContext, CheckpointContext, Protocol):
 class Coordinator:
     """What the head's daemon calls, from its loop."""
 
+    has_left = False
+    """This node's launcher does not obey: its ranks take no part until it does again."""
+
     def __init__(self, node: CoordinatorNode, context: CoordinatorContext, fleet: FleetFile) -> None:
         """Raises OSError where the join file cannot be written, JoinError where another head leads."""
         self._node, self._context = node, context
@@ -181,14 +185,13 @@ class Coordinator:
         self._versions: dict[str, str] = {}
         """This node's, once another has joined."""
         self.malformed = 0
-        self.has_left = False
-        """This node's launcher does not obey: its ranks take no part until it does again."""
         self._farewell_by_s: float | None = None
         self._absences = JoinRejections(node, context, fleet)
         self._introducer: Introducer | None = None
         self._rewrite_s: float | None = None
         self._has_said_unwritten = False
         self._logged: tuple[dict[str, int], float] = ({}, 0.0)
+        self._warm = make_warm_spares(node.run_file, self._send)
         self._in_time: ManyNodes | None = None
         """A save that goes on; None: none does."""
         self._kept_back: tuple[list[ev.Event], float] = ([], 0.0)
@@ -273,6 +276,8 @@ class Coordinator:
             self._own_snapshots.sample()
             self._mirror.sample()
         now = time.monotonic()
+        if self._warm is not None:
+            self._warm.turn(self._context.engine.state, self.hub.is_connected, now)
         if self._in_time is not None:
             self._in_time.tick()
             if self._kept_back[0] and now >= self._kept_back[1]:
@@ -629,6 +634,8 @@ class Coordinator:
         self.aggregator.joined(node, attempt, now_s, is_new)
         if self._in_time is not None and is_new:
             self._in_time.replaced(node)
+        if self._warm is not None and is_new:
+            self._warm.joined(node)
         self.send_orders()
 
     def _compare(self, node: str, info: dict[str, Any]) -> None:
@@ -680,6 +687,9 @@ class Coordinator:
             self.snapshots.answered(node, message)
         elif isinstance(message, msg.MirrorOffer | msg.MirrorReady):
             self._on_mirror(node, message)
+        elif isinstance(message, msg.ImportsReported):
+            if self._warm is not None:
+                self._warm.answered(node, message.imports)
         elif isinstance(message, ev.StopRequested) and may_leave(context.engine.state, node):
             self._let_go(node, message, now_s)
         else:
@@ -732,6 +742,15 @@ class Coordinator:
             )
 
         self._node.in_background(work, lambda error: None, context.checkpoint_pool)
+
+
+def make_warm_spares(run: RunFile, send: Callable[[str, msg.Down], object]) -> WarmSpares | None:
+    """None where ranks are never forked."""
+    if not run.config.get("launcher", {}).get("warm"):
+        return None
+    from guardrun.supervisor.fleet.coordinator.warm_spares import WarmSpares  # few runs have a use for it
+
+    return WarmSpares(run.node, Path(run.socket_dir), send)
 
 
 def _widened(fleet: FleetFile) -> FleetFile:

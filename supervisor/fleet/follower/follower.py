@@ -48,6 +48,7 @@ from guardrun.supervisor.saving.mirrors import NodeMirror
 from guardrun.supervisor.saving.snapshots import NodeSnapshots, make_memory
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.listening_addresses import peer_addresses
+from guardrun.supervisor.wire.warm_state import keep_imports, read_imports
 
 if TYPE_CHECKING:
     from guardrun.supervisor.saving.fleet_in_time_save import NodePart
@@ -480,6 +481,8 @@ class Follower:
             self._snapshots.obey(order)
         elif isinstance(order, msg.MirrorOpen | msg.MirrorTo):
             self._mirror.obey(order)
+        elif isinstance(order, msg.ReportImports | msg.WarmUp):
+            self._warm_up(order)
         elif isinstance(order, ac.Isolate):
             self.node.relations.isolate(order)
         elif isinstance(order, msg.SetBase):
@@ -532,6 +535,14 @@ class Follower:
 
             self._in_time = NodePart(self.node)
         return self._in_time
+
+    def _warm_up(self, order: msg.ReportImports | msg.WarmUp) -> None:
+        """What ranks import: of this node's, or for its warm process."""
+        sockets = Path(self.node.run_file.socket_dir)
+        if isinstance(order, msg.WarmUp):
+            keep_imports(sockets, self._ranks, order.imports)
+        elif imports := read_imports(sockets, self._ranks):
+            self._send_to_head(msg.ImportsReported(imports=imports))
 
     def _tell_boards(self, order: msg.ReportBoards) -> None:
         ingest = self.node.ingest

@@ -179,6 +179,13 @@ class MirrorReady(_Message, frozen=True, kw_only=True, tag="mirror_ready"):
     """The listener's."""
 
 
+class ImportsReported(_Message, frozen=True, kw_only=True, tag="imports_reported"):
+    """Answer to ReportImports; none as long as not all ranks of the node have done a step."""
+
+    imports: bytes
+    """Which modules, and which variables their script has set: JSON, compressed by zlib."""
+
+
 class Probed(_Message, frozen=True, kw_only=True, tag="probed"):
     """Answer to Probe: where this node's listener is, and what should be alike on all."""
 
@@ -351,6 +358,17 @@ class MirrorTo(_Message, frozen=True, kw_only=True, tag="mirror_to"):
     key: str
 
 
+class ReportImports(_Message, frozen=True, kw_only=True, tag="report_imports"):
+    """Say what this node's ranks have imported: ImportsReported is the answer."""
+
+
+class WarmUp(_Message, frozen=True, kw_only=True, tag="warm_up"):
+    """Have a warm process, by what other nodes' ranks have imported."""
+
+    imports: bytes
+    """As ImportsReported has it."""
+
+
 class Probe(_Message, frozen=True, kw_only=True, tag="probe"):
     """Open a listener for this check, and say what there is."""
 
@@ -417,6 +435,7 @@ Up = (
     | SnapshotAnswer
     | MirrorOffer
     | MirrorReady
+    | ImportsReported
 )
 Down = (
     Start
@@ -440,4 +459,6 @@ Down = (
     | SnapshotOrder
     | MirrorOpen
     | MirrorTo
+    | ReportImports
+    | WarmUp
 )

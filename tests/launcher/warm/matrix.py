@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import guardrun
-from guardrun.hooks.beat.imports_report import file_names
-from guardrun.hooks.wire.board import board_name, create_board
+from guardrun.hooks.wire.board import board_name, create_board, import_names
 from guardrun.launcher.base.processes import DEAD, read_all_stats, read_children, read_stat
 from guardrun.launcher.base.terminal_lines import Log
 from guardrun.launcher.warm import warm_process
@@ -117,7 +116,7 @@ class Node:
 
     def start(self) -> int:
         """The warm process's pid, before it has imported anything."""
-        self.ranks.turn(time.monotonic(), is_training=True)
+        self.ranks.turn(time.monotonic(), is_used=True)
         assert self.ranks.process is not None
         return self.ranks.process.pid
 
@@ -131,7 +130,7 @@ class Node:
         return pid
 
     def turn(self) -> WarmRanks:
-        self.ranks.turn(time.monotonic(), is_training=True)
+        self.ranks.turn(time.monotonic(), is_used=True)
         return self.ranks
 
     def waiting(self) -> list[int]:
@@ -288,7 +287,7 @@ def forks_are_known_before_a_sweep(node: Node) -> dict[str, Any]:
     children = {pid for pid in read_children(os.getpid()) if getattr(read_stat(pid), "state", "X") not in DEAD}
     answer = {"waiting": len(process.waiting()), "unknown": sorted(children - node.ranks.pids())}
     node.ranks.free_bytes = 1 << 60
-    node.ranks.turn(time.monotonic() + 100.0, is_training=True)
+    node.ranks.turn(time.monotonic() + 100.0, is_used=True)
     wait(lambda: not find_left(set()), "everything's end", 5.0)
     return {**answer, "why": ["warm_free_mb" in why for why in node.reasons]}
 
@@ -341,7 +340,7 @@ def make_environment(folder: Path) -> Path:
     (packages / "heavy.py").write_text(HEAVY)
     (folder / "train.py").write_text(SCRIPT)
     modules = [["heavy", str(packages / "heavy.py")]]
-    for name in file_names(2):
+    for name in import_names(2):
         (folder / name).write_text(json.dumps({"modules": modules, "changed": []}))
     return folder / "venv" / "bin" / "python"
 

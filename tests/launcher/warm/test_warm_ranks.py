@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from guardrun.hooks.beat.imports_report import file_names, write
+from guardrun.hooks.beat.imports_report import write
 from guardrun.hooks.warm.warm_process import Imports
+from guardrun.hooks.wire.board import import_names
 from guardrun.launcher.base.terminal_lines import Log
 from guardrun.launcher.warm.warm_process import ForkedProcess, WarmError, WarmProcess
 from guardrun.launcher.warm.warm_ranks import LEFT_OUT_FILE, TRIES, WarmRanks, takes_warm_ranks
@@ -42,7 +43,7 @@ class Lines:
 
 def make(folder: Path, code: str = "", free_bytes: int = 0) -> tuple[WarmRanks, Lines]:
     """Ranks whose warm process is a Python that runs this code."""
-    for name in file_names(2):
+    for name in import_names(2):
         (folder / name).touch()
     lines = Lines()
     ranks = WarmRanks([sys.executable, "-c", code], folder, free_bytes, 2, cast("Log", lines))
@@ -60,7 +61,7 @@ def answering(text: str) -> str:
 
 def turn_until_over(ranks: WarmRanks) -> None:
     def turn() -> bool:
-        ranks.turn(0.0, is_training=True)
+        ranks.turn(0.0, is_used=True)
         return ranks.is_over
 
     wait_until(turn, 30, "it to be given up")
@@ -70,7 +71,7 @@ def turn_until_over(ranks: WarmRanks) -> None:
 def test_one_that_ends_at_once_is_given_up_with_a_word(tmp_path: Path) -> None:
     ranks, lines = make(tmp_path, "raise SystemExit(3)")
     turn_until_over(ranks)
-    ranks.turn(9.0, is_training=True)
+    ranks.turn(9.0, is_used=True)
     assert lines.reasons() == ["the warm process has ended"]
 
 
@@ -98,9 +99,9 @@ def test_leaving_out_has_an_end(tmp_path: Path) -> None:
 
 def test_none_is_started_where_memory_is_short_or_nobody_trains(tmp_path: Path) -> None:
     ranks, lines = make(tmp_path, "", free_bytes=1 << 60)
-    ranks.turn(0.0, is_training=False)
+    ranks.turn(0.0, is_used=False)
     assert ranks.pids() == set() and not ranks.is_over
-    ranks.turn(100.0, is_training=True)
+    ranks.turn(100.0, is_used=True)
     assert ranks.is_over and "warm_free_mb" in lines.reasons()[0]
 
 
@@ -112,7 +113,7 @@ def test_what_any_rank_sets_counts_and_none_is_started_before_all_have_said_so(
     before = {name: value for name, value in os.environ.items() if name != "SET_BY_ALL"}
     for local, path in enumerate(ranks._reports()):
         path.unlink()
-        ranks.turn(0.0, is_training=True)
+        ranks.turn(0.0, is_used=True)
         assert ranks.pids() == set()
         if local == 1:
             monkeypatch.setenv("SET_BY_SECOND", "1")
@@ -126,7 +127,7 @@ def test_one_that_does_not_fork_is_given_up(tmp_path: Path) -> None:
     ranks, lines = make(tmp_path, answering('{"ready": {"modules": 1}}'))
 
     def is_ready() -> bool:
-        ranks.turn(0.0, is_training=True)
+        ranks.turn(0.0, is_used=True)
         return ranks.is_ready
 
     wait_until(is_ready, 30, "it to be ready")

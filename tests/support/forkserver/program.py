@@ -25,8 +25,8 @@ GIVEN_SERVER = "TEST_FORK_SERVER"
 """Of a worker that was started with a server of its own: the number of its connection to it, and its pid."""
 
 MADE_UP_FOR = frozenset({"PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"})
-READ_EACH_TIME = frozenset({"TORCHINDUCTOR_CACHE_DIR"})
-"""torch sets it itself, in a test's process as well: everything that came after that would be executed."""
+READ_EACH_TIME = frozenset({"TORCHINDUCTOR_CACHE_DIR", "PYTHON_EXEC"})
+"""The first one torch sets itself, in a test's process as well: everything that came after that would be executed."""
 
 
 @dataclass(frozen=True)
