@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from guardrun.supervisor.engine.model.events import NodeReport
+from guardrun.supervisor.engine.state.state import SAVES_IN_TIME
+from guardrun.supervisor.rundir.journal import read_lines
 from tests.fleet_runs.training import SCRIPT, Training
 from tests.support.forkserver.alone import make_programs
 from tests.support.guardrun_run import clean_environment
@@ -197,3 +200,16 @@ def guardctl(job: Job, name: str, *arguments: str) -> str:
 def kill(process: Process, signum: signal.Signals = signal.SIGKILL) -> float:
     os.kill(process.pid, signum)
     return time.monotonic()
+
+
+def go(job: Job, attempt: int) -> None:
+    """Let the attempt's fault happen, once the head knows that both its ranks may be asked."""
+
+    def may_be_asked() -> bool:
+        lines = read_lines(job.run_dir) if (job.run_dir / "events.jsonl").exists() else ()
+        reports = [line.event for line in lines if line is not None and isinstance(line.event, NodeReport)]
+        ranks = [rank for report in reports if report.attempt == attempt for rank in report.ranks]
+        return {rank.global_rank for rank in ranks if rank.milestones & SAVES_IN_TIME and rank.step} == {0, 1}
+
+    job.wait_for(may_be_asked, 60.0, f"ranks of attempt {attempt} that may be asked")
+    (job.folder / f"go-{attempt}").touch()

@@ -6,7 +6,6 @@ other. One for what goes wrong while a rank saves: nothing of that is resumed fr
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,16 +14,10 @@ from typing import Any
 import pytest
 
 from guardrun.supervisor.engine.model.actions import SaveInTime
-from guardrun.supervisor.engine.model.events import NodeReport
-from guardrun.supervisor.engine.state.state import SAVES_IN_TIME
 from guardrun.supervisor.rundir.journal import read_lines
-from tests.fleet_runs.jobs import QUICK, Job, flags, kill
-from tests.realworld import huggingface
-from tests.realworld.training import ENVIRONMENT, start
-from tests.realworld.training import SCRIPTS as REALWORLD
+from tests.fleet_runs.jobs import QUICK, Job, go, kill
 from tests.runs.runs import QUICK as SOON
 from tests.runs.runs import RESUME, SCRIPTS, EdgeRuns, check_replay
-from tests.support.guardrun_run import GuardrunStarter
 from tests.support.netlab import Lab
 
 pytestmark = pytest.mark.real("netns")
@@ -62,19 +55,6 @@ def begin(job: Job, faults: tuple[str, ...], *more: str) -> None:
     job.script = SCRIPTS / "in_time.py"
     planted = [f"--fault={fault}" for fault in faults]
     job.start(2, ["head", "node1", "node2"], spares=1, config=CONFIG, script_args=[f"--steps={STEPS}", *planted, *more])
-
-
-def go(job: Job, attempt: int) -> None:
-    """Let the attempt's fault happen, once the head knows that both its ranks may be asked."""
-
-    def may_be_asked() -> bool:
-        lines = read_lines(job.run_dir) if (job.run_dir / "events.jsonl").exists() else ()
-        reports = [line.event for line in lines if line is not None and isinstance(line.event, NodeReport)]
-        ranks = [rank for report in reports if report.attempt == attempt for rank in report.ranks]
-        return {rank.global_rank for rank in ranks if rank.milestones & SAVES_IN_TIME and rank.step} == {0, 1}
-
-    job.wait_for(may_be_asked, 60.0, f"ranks of attempt {attempt} that may be asked")
-    (job.folder / f"go-{attempt}").touch()
 
 
 @pytest.fixture(scope="module")
@@ -172,46 +152,6 @@ def test_what_goes_wrong_meanwhile_costs_its_time_and_nothing_else(
     assert whys[-1] in {unseen.format("head"), unseen.format("node1")}, "whichever was the first to answer"
     assert [taken[0] for taken in told.taken] == [1, *[KEPT + 1] * len(SPOILT)]
     assert told.losses == undisturbed
-
-
-def numbers(states: dict[str, Any]) -> list[Any]:
-    """What is logged, but for times, and the average loss since this process was started."""
-    history = [
-        {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second", "train_loss"))}
-        for entry in states["log_history"]
-    ]
-    return [*history, states["total_flos"], states["global_step"]]
-
-
-@pytest.mark.real("transformers")
-def test_transformers(job: Job, guardrun_starter: GuardrunStarter) -> None:
-    """Long: it is imported by each rank of four attempts. Its model drops out: random states count, of both nodes."""
-    options = ["--output_dir=out", "--max_steps=16", "--save_strategy=steps", "--save_steps=6", "--save_total_limit=2"]
-    options += ["--eval_strategy=steps", "--eval_steps=4", "--gradient_accumulation_steps=2"]
-    script = [str(REALWORLD / "trainer.py"), *options, *huggingface.FLAGS[4:]]
-    undisturbed = start(guardrun_starter, [str(REALWORLD / "fault.py"), "", *script], huggingface.IN_TIME)
-
-    job.script = REALWORLD / "fault.py"
-    (job.folder / "guardrun.toml").write_text(huggingface.IN_TIME)
-    for number, name in enumerate(("head", "node1")):
-        env = {**ENVIRONMENT, "HF_HOME": str(job.folder / "hf")}
-        job.start_one(name, *flags(number), script_args=["kill@9:0,stop@11:1", *script], env=env)
-    for attempt in range(2):
-        go(job, attempt)
-    assert set(job.ended(240.0).values()) == {0}, job.outputs()
-    out = job.folder / "out"
-    for incident, rank, step in zip(job.incidents(), (1, 0), (8, 10), strict=True):
-        jit: dict[str, Any] = incident["evidence"]["jit"]
-        told = {"rank": rank, "step": step, "path": str(out / f"checkpoint-{step}")}
-        assert jit.items() >= told.items() and "unchecked" not in jit, (jit, job.outputs())
-        assert incident["resumed_from"] == {"path": jit["path"], "step": step}
-    assert not list(out.glob("_guardrun*"))
-
-    done, other = undisturbed.wait(240), guardrun_starter.folder / "out"
-    assert done.returncode == 0 and done.incidents == [] and "just-in-time" not in done.stderr, done
-    states, expected = (json.loads((folder / "trainer_state.json").read_text()) for folder in (out, other))
-    assert numbers(states) == numbers(expected)
-    assert (out / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
 
 
 def test_a_job_that_is_about_to_end_has_one_rank_save_while_all_train_on(job: Job) -> None:

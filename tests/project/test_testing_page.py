@@ -113,6 +113,7 @@ def test_every_way_of_starting_is_shown_by_a_test_that_starts_cold() -> None:
         marks = [ast.unparse(mark) for node in named for mark in node.decorator_list]
         marks += [ast.unparse(node.value) for node in tree.body if ast.unparse(node).startswith("pytestmark = ")]
         is_cold = file in started_by_others and ".programs" not in (ROOT / file).read_text()  # SlurmLab.programs
+        is_cold |= any("with client.executed():" in ast.unparse(node) for node in named)
         assert "pytest.mark.cold" in marks or is_cold, f"{file}::{test} may be forked"
 
 

@@ -1,12 +1,12 @@
 """transformers', Lightning's and TRL's trainers, unmodified: resumed, preempted, and saving by themselves in time.
 
-That transformers' saves in time: tests/fleet_runs/test_in_time.py, on two nodes.
 Their ranks are forked from a server that has imported them (training.py), once for all that is here; those of the runs
 that are warned import them from their files.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -19,9 +19,18 @@ from typing import Any
 
 import pytest
 
+from tests.fleet_runs.jobs import Job, flags, go
 from tests.realworld import huggingface as hf
 from tests.realworld import lightning_trainer as lit
-from tests.realworld.training import SCRIPTS, WAIT_S, check_killed_once, kill_once, start, trainers_imported
+from tests.realworld.training import (
+    ENVIRONMENT,
+    SCRIPTS,
+    WAIT_S,
+    check_killed_once,
+    kill_once,
+    start,
+    trainers_imported,
+)
 from tests.support.forkserver.client import Server, forked_by
 from tests.support.guardrun_run import Finished, GuardrunStarter
 from tests.support.waiting import wait_until
@@ -117,6 +126,48 @@ def test_a_checkpoint_of_lightning_s_that_is_cut_short_is_passed_over(
     assert incident["resumed_from"] == {"path": str(whole), "step": 2 * lit.EVERY}
     assert [skipped["path"] for skipped in incident["evidence"]["skipped_checkpoints"]] == [str(torn)]
     lit.check_end(done.stdout, folder)
+
+
+def numbers(states: dict[str, Any]) -> list[Any]:
+    """What is logged, but for times, and the average loss since this process was started."""
+    history = [
+        {name: value for name, value in entry.items() if not name.endswith(("_runtime", "_per_second", "train_loss"))}
+        for entry in states["log_history"]
+    ]
+    return [*history, states["total_flos"], states["global_step"]]
+
+
+@transformers
+@pytest.mark.real("netns")
+def test_transformers_on_two_nodes_saves_in_time(server: Server, guardrun_starter: GuardrunStarter, job: Job) -> None:
+    """Its model drops out: random states count, of both nodes."""
+    options = ["--output_dir=out", "--max_steps=16", "--save_strategy=steps", "--save_steps=6", "--save_total_limit=2"]
+    options += ["--eval_strategy=steps", "--eval_steps=4", "--gradient_accumulation_steps=2"]
+    script = [str(SCRIPTS / "trainer.py"), *options, *hf.FLAGS[4:]]
+    undisturbed = start(guardrun_starter, [str(SCRIPTS / "fault.py"), "", *script], hf.IN_TIME, server=server)
+
+    job.script = SCRIPTS / "fault.py"
+    (job.folder / "guardrun.toml").write_text(hf.IN_TIME)
+    for number, name in enumerate(("head", "node1")):
+        env = {**ENVIRONMENT, "HF_HOME": str(job.folder / "hf")}
+        with forked_by(server):
+            job.start_one(name, *flags(number), script_args=["kill@9:0,stop@11:1", *script], env=env)
+    for attempt in range(2):
+        go(job, attempt)
+    assert set(job.ended(240.0).values()) == {0}, job.outputs()
+    out = job.folder / "out"
+    for incident, rank, step in zip(job.incidents(), (1, 0), (8, 10), strict=True):
+        jit: dict[str, Any] = incident["evidence"]["jit"]
+        told = {"rank": rank, "step": step, "path": str(out / f"checkpoint-{step}")}
+        assert jit.items() >= told.items() and "unchecked" not in jit, (jit, job.outputs())
+        assert incident["resumed_from"] == {"path": jit["path"], "step": step}
+    assert not list(out.glob("_guardrun*"))
+
+    done, other = undisturbed.wait(240), guardrun_starter.folder / "out"
+    assert done.returncode == 0 and done.incidents == [] and "just-in-time" not in done.stderr, done
+    states, expected = (json.loads((folder / "trainer_state.json").read_text()) for folder in (out, other))
+    assert numbers(states) == numbers(expected)
+    assert (out / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
 
 
 def train(server: Server, starter: GuardrunStarter, faults: str, script: list[str], config: str) -> Finished:

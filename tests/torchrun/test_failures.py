@@ -118,9 +118,10 @@ def test_the_report_of_failed_ranks(beside: Beside, wish: dict[str, Any]) -> Non
 
 def test_functions_that_fail(beside: Beside) -> None:
     """--run-path: the exception of a function is shown, although no interpreter of its own prints it."""
-    ours, theirs = beside.run([*BOTH, "--run-path", "probe.py", '{"raise": "bad function", "rank": 1}'])
+    flags = ["--nproc-per-node=1", RESTARTS, "--log-dir=logs", "--run-path"]
+    ours, theirs = beside.run([*flags, "probe.py", '{"raise": "bad function", "rank": 0}'])
     assert (ours.returncode, theirs.returncode) == (1, 1), ours
-    our_error, their_error = errors(beside, rank=1)
+    our_error, their_error = errors(beside, rank=0)
     assert our_error["message"] == their_error["message"]
     for result in (ours, theirs):
         assert "bad function" in result.stderr

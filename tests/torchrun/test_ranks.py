@@ -83,7 +83,7 @@ def test_two_dashes_before_the_script_are_the_launchers(beside: Beside) -> None:
 
 def test_functions_as_ranks(beside: Beside) -> None:
     """--run-path: each rank a child of the multiprocessing module, started by spawn or fork."""
-    check_ended_well(beside.run(["--run-path", "--nproc-per-node=2", RESTARTS, "probe.py", "--touch=x"]))
+    check_ended_well(beside.run(["--run-path", "--nproc-per-node=1", RESTARTS, "probe.py", "--touch=x"]))
     our_ranks, their_ranks = beside.seen()
     for ranks in (our_ranks, their_ranks):
         for seen in ranks.values():  # descriptors in the command line; the ranks' standard input is closed or not

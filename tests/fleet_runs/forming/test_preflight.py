@@ -13,9 +13,10 @@ import pytest
 
 from guardrun.launcher.base.terminal_lines import NOT_FIT
 from guardrun.supervisor.fleet.checks.check_rounds import MEET_S, PROBE_S
-from tests.fleet_runs.jobs import CONFIG, Job
+from tests.fleet_runs.jobs import CONFIG, Job, flags
 from tests.fleet_runs.own_files import lacking_a_module, own_copy
 from tests.support import scenes
+from tests.support.forkserver import client
 from tests.support.netlab import Lab
 from tests.support.waiting import wait_until
 
@@ -100,17 +101,18 @@ def test_other_code_on_a_node_is_said_and_a_spare_takes_over_where_its_import_fa
     assert set(job.finish().values()) == {0}
 
 
-@pytest.mark.cold
 @pytest.mark.parametrize("level", ["off", "quick"])
 def test_another_torch_on_a_node_is_said_and_stops_nobody(job: Job, level: str) -> None:
-    """Which both import and train with, as they would where everybody has installed his own."""
+    """Which it imports and trains with, as it would where everybody has installed his own: it is executed."""
     import torch  # not where this file is only collected: it takes more than a second
 
     place = Path(torch.__file__).with_name("version.py")
     here = torch.__version__
     other = place.read_text().replace(here, "2.9.1+cpu")
     with own_copy(job.lab.host("node1"), place, other, job.marks):
-        job.start(2, ["head", "node1"], f"--guard-preflight={level}")
+        job.start(2, ["head"], f"--guard-preflight={level}")
+        with client.executed():
+            job.start_one("node1", *flags(1), f"--guard-preflight={level}")
         assert job.where(0, 2) == ["head", "node1"]
     said = job["head"].output
     found = re.search(rf".*node1 .*torch.*2\.9\.1\+cpu.*{re.escape(here)}.*", said)

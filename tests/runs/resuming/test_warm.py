@@ -13,10 +13,7 @@ import pytest
 
 from tests.runs.runs import EdgeRuns, Finished, finish, log_of, read_log
 from tests.support import scenes
-from tests.support.forkserver import client
 from tests.support.waiting import wait_until
-
-pytestmark = pytest.mark.cold
 
 CONFIG = """
 [launcher]
@@ -53,15 +50,15 @@ class Restarted:
 @pytest.fixture(scope="module")
 def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarted]:
     runs = EdgeRuns(tmp_path_factory.mktemp("warm"))
-    before, client.cold = client.cold, True  # the mark is for what a test itself starts
+    # Not the interpreter that stands for those which are forked: ranks are executed.
+    executed = {"PYTHON_EXEC": str(Path(sys.executable).with_name("python3"))}
     try:
-        run = runs.start("alike.py", "--lr", "3", config=CONFIG)
+        run = runs.start("alike.py", "--lr", "3", config=CONFIG, env=executed)
         wait_until(lambda: "warm_ready" in log_of(run) or "warm_given_up" in log_of(run), 90, "a warm process")
         status = scenes.guardctl(runs.folder, "status")
         (runs.folder / "go").touch()
         yield Restarted(runs.folder, finish(run), status)
     finally:
-        client.cold = before
         runs.close()
 
 
