@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -128,8 +129,10 @@ def counted(reports: list[RankReport]) -> list[int]:
 
 
 def test_ranks_are_counted_now_and_then_in_reports_that_are_made_anyway(
-    start_script: StartScript, make_board: Callable[..., Board], sampler: Sampler
+    start_script: StartScript, make_board: Callable[..., Board], sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    clock = SimpleNamespace(now_s=100.0, monotonic=lambda: clock.now_s, monotonic_ns=time.monotonic_ns)
+    monkeypatch.setattr("guardrun.supervisor.collect.ranks.sampler.time", clock)
     scripts = [start_script(OPENS, "few", "1024") for _ in range(2)]
     boards = [make_board(0, rank, script.pid) for rank, script in enumerate(scripts)]
     sampler.attempt_started(0, [script.rank(rank) for rank, script in enumerate(scripts)])
@@ -140,12 +143,14 @@ def test_ranks_are_counted_now_and_then_in_reports_that_are_made_anyway(
         return counted(sampler.sample())
 
     assert sample() == [0, 1]
+    clock.now_s += 0.5
     assert sample() == [], "too soon"
-    time.sleep(1.01)
+    clock.now_s += 0.51
     assert sampler.sample() == [], "nothing else has changed"
     assert sample() == [0, 1]
     scripts[0].process.kill()
-    time.sleep(1.01)
+    os.waitid(os.P_PID, scripts[0].pid, os.WEXITED | os.WNOWAIT)
+    clock.now_s += 1.01
     assert sample() == [1], "the other has ended"
 
 
