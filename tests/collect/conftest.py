@@ -14,6 +14,7 @@ import pytest
 from guardrun.hooks.wire.board import MAGIC, Board, Field, board_name, create_board
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.host.procfs import read_stat, read_wchan
+from guardrun.supervisor.collect.ranks import sampler
 from guardrun.supervisor.engine.model.events import Rank
 from tests.support.processes import descendants, kill, read_process, reap
 from tests.support.waiting import wait_until
@@ -38,6 +39,25 @@ class Script:
 
     def rank(self, global_rank: int = 0) -> Rank:
         return Rank(global_rank=global_rank, local_rank=global_rank, pid=self.pid, node="n1")
+
+
+class StandingClock:
+    """A sampler's seconds: they pass when a test says so."""
+
+    monotonic_ns = staticmethod(time.monotonic_ns)
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def standing_clock(monkeypatch: pytest.MonkeyPatch) -> StandingClock:
+    clock = StandingClock()
+    monkeypatch.setattr(sampler, "time", clock)
+    return clock
 
 
 def is_asleep(pid: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from guardrun.supervisor.collect.host.process_table import ProcessTable
 from guardrun.supervisor.collect.ranks.memory_use import MemoryReader, read_sizes
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model.events import MemoryUse, RankReport
-from tests.collect.conftest import Script, StartScript
+from tests.collect.conftest import Script, StandingClock, StartScript
 from tests.support.waiting import wait_until
 
 MIB = 1 << 20
@@ -111,7 +110,11 @@ def test_a_process_that_is_gone_or_dead_holds_nothing(holder: Callable[[int, int
 
 
 def test_ranks_are_read_now_and_then_in_reports_that_are_made_anyway(
-    holder: Callable[[int, int], Script], make_board: Callable[..., Board], tmp_path: Path, clock: EngineClock
+    holder: Callable[[int, int], Script],
+    make_board: Callable[..., Board],
+    tmp_path: Path,
+    clock: EngineClock,
+    standing_clock: StandingClock,
 ) -> None:
     script = holder(8, 2)
     board = make_board(0, 0, script.pid)
@@ -126,7 +129,7 @@ def test_ranks_are_read_now_and_then_in_reports_that_are_made_anyway(
         (use,) = sample()
         assert use is not None and use.own > 8 * MIB and use.processes == 2
         assert sample() == [None], "too soon"
-        time.sleep(1.01)
+        standing_clock.now_s += 1.01
         assert sampler.sample() == [], "nothing else has changed"
         assert sample() != [None]
     finally:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -24,7 +22,7 @@ from guardrun.supervisor.collect.ranks.open_files import (
 )
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model.events import OpenFiles, RankReport
-from tests.collect.conftest import StartScript
+from tests.collect.conftest import StandingClock, StartScript
 
 OPENS = """
 import os, resource, socket, sys, time
@@ -129,10 +127,8 @@ def counted(reports: list[RankReport]) -> list[int]:
 
 
 def test_ranks_are_counted_now_and_then_in_reports_that_are_made_anyway(
-    start_script: StartScript, make_board: Callable[..., Board], sampler: Sampler, monkeypatch: pytest.MonkeyPatch
+    start_script: StartScript, make_board: Callable[..., Board], sampler: Sampler, standing_clock: StandingClock
 ) -> None:
-    clock = SimpleNamespace(now_s=100.0, monotonic=lambda: clock.now_s, monotonic_ns=time.monotonic_ns)
-    monkeypatch.setattr("guardrun.supervisor.collect.ranks.sampler.time", clock)
     scripts = [start_script(OPENS, "few", "1024") for _ in range(2)]
     boards = [make_board(0, rank, script.pid) for rank, script in enumerate(scripts)]
     sampler.attempt_started(0, [script.rank(rank) for rank, script in enumerate(scripts)])
@@ -143,14 +139,14 @@ def test_ranks_are_counted_now_and_then_in_reports_that_are_made_anyway(
         return counted(sampler.sample())
 
     assert sample() == [0, 1]
-    clock.now_s += 0.5
+    standing_clock.now_s += 0.5
     assert sample() == [], "too soon"
-    clock.now_s += 0.51
+    standing_clock.now_s += 0.51
     assert sampler.sample() == [], "nothing else has changed"
     assert sample() == [0, 1]
     scripts[0].process.kill()
     os.waitid(os.P_PID, scripts[0].pid, os.WEXITED | os.WNOWAIT)
-    clock.now_s += 1.01
+    standing_clock.now_s += 1.01
     assert sample() == [1], "the other has ended"
 
 

@@ -16,7 +16,7 @@ from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.host.process_table import end_processes
 from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import events as ev
-from tests.collect.conftest import StartScript
+from tests.collect.conftest import StandingClock, StartScript
 from tests.support.waiting import wait_until
 
 SLEEP = "import time\nprint('ready', flush=True)\ntime.sleep(60)\n"
@@ -83,7 +83,7 @@ def test_a_board_is_told_in_the_engines_terms_and_only_changes_are_told(
 
 
 def test_what_steps_go_to_is_told_now_and_then_and_never_by_itself(
-    start_script: StartScript, make_board: MakeBoard, tmp_path: Path, clock: EngineClock
+    start_script: StartScript, make_board: MakeBoard, tmp_path: Path, clock: EngineClock, standing_clock: StandingClock
 ) -> None:
     script = start_script(SLEEP)
     sums = {"SPENT_NS": 4 * 10**9, "SPENT_WAITED_NS": 10**9, "SPENT_DATA_NS": 5 * 10**8, "SPENT_GC_NS": 10**7}
@@ -97,7 +97,7 @@ def test_what_steps_go_to_is_told_now_and_then_and_never_by_itself(
         board.words[Field.STEP] = 10
         (report,) = sampler.sample()
         assert report.spent is None, "too soon"
-        time.sleep(2.1)
+        standing_clock.now_s += 2.1
         assert sampler.sample() == [], "nothing else has changed"
         board.words[Field.STEP] = 11
         (report,) = sampler.sample()
