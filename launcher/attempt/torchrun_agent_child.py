@@ -160,12 +160,12 @@ def _live(reader: int, failures_writer: int, parent: int, run: Launch) -> None:
 
 
 def _send_failures(writer: int, failures: Mapping[int, Any], *, is_last: bool) -> None:
-    """Never waits: what finds the pipe full is lost."""
-    told = [
-        asdict(Failure(rank, failed.local_rank, failed.pid, failed.exitcode, failed.error_file))
-        for rank, failed in failures.items()
-    ]
-    with suppress(OSError):
+    """Never waits, as what finds the pipe full is lost; never raises, as the agent goes on whatever is told of it."""
+    with suppress(Exception):
+        told = [
+            asdict(Failure(rank, failed.local_rank, failed.pid, failed.exitcode, failed.error_file))
+            for rank, failed in failures.items()
+        ]
         os.write(writer, json.dumps({"is_last": is_last, "failures": told}).encode() + b"\n")
 
 
