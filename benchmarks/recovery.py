@@ -19,11 +19,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from types import TracebackType
+from typing import TypeVar
 
 import msgspec
 
@@ -31,7 +32,7 @@ from benchmarks.docs import replace_between
 from benchmarks.gym.launchers import BY_NAME, GYM, beside_python
 from benchmarks.item import CannotMeasure
 from benchmarks.items.supervisor_cost import read_pss_mb
-from benchmarks.job import ROOT, Job, Launcher, Moment, free_port
+from benchmarks.job import POLL_S, ROOT, TAIL_CHARS, Job, Launcher, Moment, free_port
 from benchmarks.machine import Machine, describe
 from benchmarks.table import number
 from benchmarks.warm import ENDS, read_log
@@ -49,6 +50,7 @@ AHEAD = 5
 """Steps until the kill at least, so that the order is there in time."""
 PATIENCE_S = 180.0
 IMPORTS = ("transformers.trainer", "lightning")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -147,12 +149,17 @@ class Report(msgspec.Struct, kw_only=True):
     missing: list[str]
 
 
+def find_steps(moments: Sequence[Moment]) -> list[tuple[Moment, int]]:
+    """Every step that a rank has finished."""
+    return [(moment, int(moment.what.split()[1])) for moment in moments if moment.what.startswith("step ")]
+
+
 def find_recovery(moments: Sequence[Moment], ranks: int = RANKS) -> Recovery | None:
     """What became of a run one of whose ranks was killed; None as long as not every rank has done a new step."""
     killed_ns = next((moment.at_ns for moment in moments if moment.what == "killed"), None)
     if killed_ns is None:
         return None
-    steps = [(moment, int(moment.what.split()[1])) for moment in moments if moment.what.startswith("step ")]
+    steps = find_steps(moments)
     before = {(moment.rank, step) for moment, step in steps if moment.at_ns < killed_ns}
     after = [(moment, step) for moment, step in steps if moment.at_ns > killed_ns]
     done = max((step for _, step in before), default=0)
@@ -231,16 +238,25 @@ class ContenderJob(Job):
             process.wait(10)
 
     def trouble(self, text: str) -> CannotMeasure:
-        return CannotMeasure(f"{self._contender.name}: {super().trouble(text)}")
+        return CannotMeasure(f"{self._contender.name}: {text}\n{self.output[-TAIL_CHARS:]}".rstrip())
 
-    def wait_for_step(self, step: int) -> None:
-        """Raises CannotMeasure where not every rank gets there."""
-        self.wait_for(f"step {step}", attempt=None, timeout_s=PATIENCE_S)
+    def wait_until(self, what: str, look: Callable[[], T | None]) -> T:
+        """Wait until there is something to be seen. Raises CannotMeasure where that does not come."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while (found := look()) is None:
+            if time.monotonic() > deadline_s or self.process.poll() is not None:
+                raise self.trouble(f"{what} has not come")
+            time.sleep(POLL_S)
+        return found
+
+    def last_step(self) -> int | None:
+        """The last that every rank has done; with torchft one may leave out some that the other has done."""
+        last = {moment.rank: step for moment, step in find_steps(self.all_moments())}
+        return min(last.values()) if len(last) == RANKS else None
 
     def order_kill(self, rank: int) -> None:
         """Have a rank die within one interval of saves, at random."""
-        last = max(int(moment.what.split()[1]) for moment in self.all_moments() if moment.what.startswith("step "))
-        step = last + AHEAD + random.randrange(EVERY)
+        step = max(step for _, step in find_steps(self.all_moments())) + AHEAD + random.randrange(EVERY)
         order = self.folder / "die.part"
         order.write_text(f"{rank} {step} {random.uniform(0, STEP_S):.3f}")
         order.rename(self.folder / "die")
@@ -261,38 +277,35 @@ class ContenderJob(Job):
 def play(contender: Contender, rank: int, imports: Sequence[str]) -> Sample:
     """One run. Raises CannotMeasure where it does not get as far as the kill."""
     with ContenderJob(contender, imports) as job:
-        job.wait_for_step(2 * EVERY)
+        job.wait_until(f"step {2 * EVERY}", lambda: (job.last_step() or 0) >= 2 * EVERY or None)
         if contender.way == "snapshot":
             job.wait_for("copy ended", ranks=1)
         if contender.name == WARM:
             wait_for_warm(job)
         beside_mb = job.measure_beside_mb()
         job.order_kill(rank)
-        before = job.wait_for("killed", attempt=None, ranks=1)[0].at_ns
-        deadline_s = time.monotonic() + PATIENCE_S
-        while (recovery := find_recovery(job.all_moments())) is None:
-            if time.monotonic() > deadline_s or job.process.poll() is not None:
-                tell(str(job.trouble("it has not gone on")))
-                break
-            time.sleep(0.1)
-        until = [moment for moment in job.all_moments() if moment.at_ns < before]
+        killed_ns = job.wait_for("killed", attempt=None, ranks=1)[0].at_ns
+        try:
+            recovery = job.wait_until("a new step", lambda: find_recovery(job.all_moments()))
+        except CannotMeasure as error:
+            tell(str(error))
+            recovery = None
+        before = [moment for moment in job.all_moments() if moment.at_ns < killed_ns]
         return Sample(
             contender=contender.name,
             has_imports=bool(imports),
             recovery=recovery,
-            save_s=find_durations(until, "save"),
-            copy_s=find_durations(until, "copy"),
+            save_s=find_durations(before, "save"),
+            copy_s=find_durations(before, "copy"),
             beside_mb=beside_mb,
         )
 
 
-def wait_for_warm(job: Job) -> None:
+def wait_for_warm(job: ContenderJob) -> None:
     """Raises CannotMeasure where there is no warm process."""
-    deadline_s = time.monotonic() + PATIENCE_S
-    while not (ends := [line for line in read_log(job.folder) if line["event"] in ENDS]):
-        if time.monotonic() > deadline_s or job.process.poll() is not None:
-            raise job.trouble("no warm process")
-        time.sleep(0.1)
+    ends = job.wait_until(
+        "a warm process", lambda: [line for line in read_log(job.folder) if line["event"] in ENDS] or None
+    )
     if ends[0]["event"] != "warm_ready":
         raise job.trouble(f"no warm process: {ends[0]}")
 
