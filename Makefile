@@ -1,4 +1,4 @@
-# make demo | test | test-quick | test-flaky | test-lowest | lint | coverage | mutants | wheel | sbom | bench | gym | gpu-check | soak | sim | clean
+# make demo | test | test-quick | test-flaky | test-lowest | lint | coverage | mutants | wheel | sbom | bench | bench-recovery | gym | gpu-check | soak | sim | clean
 #
 # Each sets up what it needs in .venv first: nothing but Python 3.10 or newer with its venv module, and a package index
 # (pip's own configuration says which), has to be there. PYTHON=… names the interpreter. torch comes first, so that
@@ -40,8 +40,12 @@ LOWEST_OLDER ?= python3.10
 # of coverage: per cent of the engine's lines and branches, by its own tests
 ENGINE_COVERAGE := 95
 FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
+# The newest for Python 3.11. Its wheels ask for a newer glibc, which only its profiler's library needs.
+FT_LAUNCHER_NEWEST := nvidia-resiliency-ext==0.6.0
+TORCHFT := torchft==0.2.0
+RECOVERY_ARGS ?=
 
-.PHONY: help demo demo-slurm test test-quick test-flaky test-lowest lint coverage mutants wheel sbom bench gym gym-emu gym-numbers gym-hour gym-life gym-night gpu-check soak sim setup setup-dev clean
+.PHONY: help demo demo-slurm test test-quick test-flaky test-lowest lint coverage mutants wheel sbom bench bench-recovery gym gym-emu gym-numbers gym-hour gym-life gym-night gpu-check soak sim setup setup-dev clean
 
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
@@ -56,6 +60,7 @@ help:
 	@echo "make wheel   dist/*.whl, the same bytes from the same commit"
 	@echo "make sbom    dist/*.cdx.json beside that wheel: what it brings with it, versions and licences (CycloneDX)"
 	@echo "make bench   guardrun beside torchrun, in figures"
+	@echo "make bench-recovery  what a killed rank costs under guardrun, torchrun, ft_launcher and torchft (RECOVERY_ARGS=--quick)"
 	@echo "make gym     faults and decoys under guardrun, torchrun and NVIDIA's ft_launcher (GYM_ARGS='--only gil')"
 	@echo "make gym-emu    faults and decoys on an emulated device with NCCL, under guardrun and torchrun (GYM_ARGS='--jobs 3')"
 	@echo "make gym-numbers trainings whose loss goes wrong, and others that only look so (GYM_ARGS='--jobs 3')"
@@ -121,6 +126,11 @@ sbom:
 
 bench: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/run.py
+
+# Launchers that can't be installed here are left out, which the command says.
+bench-recovery: $(VENV)/.stamp-dev
+	@$(MAKE) --no-print-directory -k .gym/venv/.stamp .gym/nvrx/.stamp .gym/torchft/.stamp || true
+	@$(BIN)/python -m benchmarks.recovery $(RECOVERY_ARGS)
 
 gym: $(VENV)/.stamp-dev .gym/venv/.stamp
 	@$(BIN)/python benchmarks/gym/run.py $(GYM_ARGS)
@@ -198,14 +208,36 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-dev tests/support/startup_log.py
 	@! command -v g++ >/dev/null || $(BIN)/python -m tests.emu.build >/dev/null 2>&1 || true
 	@touch $@
 
-# ft_launcher, apart from what guardrun is tested with, but over the same torch: a .pth file leads there.
+# Other launchers, each apart from what guardrun is tested with, but over the same torch: a .pth file leads there.
+define OVER_TORCH
+@$(BIN)/python -m venv $(@D)
+@$(BIN)/python -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])' > $$($(PURELIB))/project.pth
+endef
+PURELIB = $(@D)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
+PIP_THERE = $(@D)/bin/python -m pip --disable-pip-version-check install -q
+
 .gym/venv/.stamp: $(VENV)/.stamp-dev
 	@echo "Installing NVIDIA's ft_launcher, to compare with"
-	@$(BIN)/python -m venv .gym/venv
-	@.gym/venv/bin/python -m pip --disable-pip-version-check install -q --no-deps '$(FT_LAUNCHER)' defusedxml
-	@$(BIN)/python -c 'import torch, pathlib; print(pathlib.Path(torch.__file__).parents[1])' \
-		> "$$(.gym/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/project.pth"
-	@.gym/venv/bin/ft_launcher --help > .gym/venv/help.txt
+	$(OVER_TORCH)
+	@$(PIP_THERE) --no-deps '$(FT_LAUNCHER)' defusedxml
+	@$(@D)/bin/ft_launcher --help > $(@D)/help.txt
+	@touch $@
+
+# With what it asks for, but torch.
+.gym/nvrx/.stamp: $(VENV)/.stamp-dev
+	@echo "Installing NVIDIA's ft_launcher in its newest version, to compare with"
+	$(OVER_TORCH)
+	@$(PIP_THERE) --no-deps --only-binary :all: --platform manylinux_2_39_$$(uname -m) --target "$$($(PURELIB))" \
+		'$(FT_LAUNCHER_NEWEST)'
+	@$(PIP_THERE) defusedxml 'grpcio>=1.76,<2' grpcio-tools httpx nvidia-ml-py packaging protobuf psutil pyyaml
+	@$(@D)/bin/python -m nvidia_resiliency_ext.fault_tolerance.launcher --help > $(@D)/help.txt
+	@touch $@
+
+.gym/torchft/.stamp: $(VENV)/.stamp-dev
+	@echo "Installing torchft, to compare with"
+	$(OVER_TORCH)
+	@$(PIP_THERE) -c constraints.txt '$(TORCHFT)'
+	@$(@D)/bin/python -c 'import torchft'
 	@touch $@
 
 clean:

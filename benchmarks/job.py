@@ -153,12 +153,13 @@ class Job:
 
     def moments(self, what: str, attempt: int | None = 0, since_ns: int = 0) -> list[Moment]:
         """Those written so far, in the order in which they were. attempt: None for any."""
-        if not self._moments.exists():
-            return []
-        lines = self._moments.read_bytes().splitlines()
-        found = [msgspec.json.decode(line, type=Moment) for line in lines]
-        found = [moment for moment in found if moment.what == what and moment.at_ns >= since_ns]
+        found = [moment for moment in self.all_moments() if moment.what == what and moment.at_ns >= since_ns]
         return [moment for moment in found if attempt is None or moment.attempt == attempt]
+
+    def all_moments(self) -> list[Moment]:
+        """All that has been written so far."""
+        lines = self._moments.read_bytes().splitlines() if self._moments.exists() else []
+        return [msgspec.json.decode(line, type=Moment) for line in lines]
 
     def wait_for(
         self,
