@@ -40,7 +40,7 @@ LOWEST_OLDER ?= python3.10
 # of coverage: per cent of the engine's lines and branches, by its own tests
 ENGINE_COVERAGE := 95
 FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
-# The newest for Python 3.11. Its wheels ask for a newer glibc, which only its profiler's library needs.
+# The newest for Python 3.11. Its wheels are for a newer glibc; all that is compiled in them is a profiler's library.
 FT_LAUNCHER_NEWEST := nvidia-resiliency-ext==0.6.0
 TORCHFT := torchft==0.2.0
 RECOVERY_ARGS ?=
