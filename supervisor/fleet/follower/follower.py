@@ -179,11 +179,12 @@ class Follower:
         """The event that follows says it to the head."""
 
     def told_of_snapshots(self, text: str) -> None:
-        """A person hears of it here, or memory is granted at once."""
+        """A person hears of it here, or memory is granted at once, and the head told what the rank has named."""
         if text:
             self.node.terminal.print_line(text, "warn")
         elif self.is_running:
             self._memory.sample()
+            self._snapshots.sample()
 
     def loaded(self, message: CheckpointLoaded) -> None:
         """Goes to the head as it is: the head knows which files are checkpoints."""
