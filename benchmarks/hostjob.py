@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any
 
 from benchmarks.job import Job, Launcher
 from tests.support.netlab import Lab
@@ -31,7 +29,6 @@ class HostJob(Job):
         """torchrun gets c10d's rendezvous: with a static one its agents never restart together."""
         self._hosts = lab.hosts[: nodes + spares]
         self._nodes, self._spares = nodes, spares
-        self._others: list[subprocess.Popen[Any]] = []
         super().__init__(launcher, script, arguments, ranks=nodes, flags=flags, environment=environment)
 
     def _start(self, launcher: list[str], script: list[str]) -> subprocess.Popen[bytes]:
@@ -48,10 +45,3 @@ class HostJob(Job):
             ]
         self._others = processes[1:]
         return processes[0]
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        for process in self._others:
-            process.wait(10)

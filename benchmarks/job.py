@@ -89,6 +89,8 @@ class Job:
         self.launcher = launcher
         self._is_piped = is_piped
         self._cat: subprocess.Popen[bytes] | None = None
+        self._others: list[subprocess.Popen[bytes]] = []
+        """Of several commands those but the one that is watched: waited for at the end."""
         self.ranks = ranks
         self.folder = Path(tempfile.mkdtemp(prefix="bench-"))
         self._moments = self.folder / "moments.jsonl"
@@ -134,7 +136,8 @@ class Job:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         kill_marked(MARK, self._mark)
-        self.process.wait(10)
+        for process in (self.process, *self._others):
+            process.wait(10)
         if self._cat is not None:
             end_cat(self._cat)
         shutil.rmtree(self.folder, ignore_errors=True)

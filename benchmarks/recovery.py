@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from types import TracebackType
 from typing import TypeVar
 
 import msgspec
@@ -199,7 +198,6 @@ class ContenderJob(Job):
 
     def __init__(self, contender: Contender, imports: Sequence[str]) -> None:
         self._contender = contender
-        self._others: list[subprocess.Popen[bytes]] = []
         arguments = ["--way", contender.way, "--every", str(EVERY), "--step-s", str(STEP_S), "--imports", *imports]
         super().__init__(Launcher.TORCHRUN, "recover.py", arguments, environment=contender.environment, ranks=RANKS)
 
@@ -229,13 +227,6 @@ class ContenderJob(Job):
                     start_new_session=True,
                 )
             )
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        super().__exit__(kind, error, trace)
-        for process in self._others:
-            process.wait(10)
 
     def trouble(self, text: str) -> CannotMeasure:
         return CannotMeasure(f"{self._contender.name}: {text}\n{self.output[-TAIL_CHARS:]}".rstrip())

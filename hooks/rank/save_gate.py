@@ -6,8 +6,8 @@
 
 Between the first backward pass of a step and its optimizer's step nothing of the last step is still to be done, and
 nothing of the next one has changed what is saved. (Where the script says so, from its own step() on.) The way into
-optimizer.step() is shut before that is looked at, and
-stays so until the function is done: nothing that the thread that trains does meanwhile changes it, either.
+optimizer.step() is shut before that is looked at, and stays so until the function is done: nothing that the thread that
+trains does meanwhile changes it, either.
 
 On a device the host is ahead: kernels of steps that it has long passed may still wait there, behind a collective that
 never ends. So the host has to stand before the step (a loop that reads a loss, or a scaler that looks for infinities,

@@ -191,7 +191,7 @@ class Coordinator:
         self._rewrite_s: float | None = None
         self._has_said_unwritten = False
         self._logged: tuple[dict[str, int], float] = ({}, 0.0)
-        self._warm = make_warm_spares(node.run_file, self._send)
+        self._warm = _make_warm_spares(node.run_file, self._send)
         self._in_time: ManyNodes | None = None
         """A save that goes on; None: none does."""
         self._kept_back: tuple[list[ev.Event], float] = ([], 0.0)
@@ -744,7 +744,7 @@ class Coordinator:
         self._node.in_background(work, lambda error: None, context.checkpoint_pool)
 
 
-def make_warm_spares(run: RunFile, send: Callable[[str, msg.Down], object]) -> WarmSpares | None:
+def _make_warm_spares(run: RunFile, send: Callable[[str, msg.Down], object]) -> WarmSpares | None:
     """None where ranks are never forked."""
     if not run.config.get("launcher", {}).get("warm"):
         return None

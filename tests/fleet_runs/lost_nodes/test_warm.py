@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fleet_runs.jobs import QUICK, Job, kill
+from tests.support.forkserver.program import other_name
 
 pytestmark = pytest.mark.real("netns")
 
@@ -25,7 +24,7 @@ def log_of(job: Job, node: str) -> list[dict[str, Any]]:
 @pytest.mark.timeout(120)
 def test_the_ranks_of_a_spare_that_steps_in_are_forked(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long on a busy machine: ranks and warm processes import torch, as their Pythons are executed."""
-    monkeypatch.setenv("PYTHON_EXEC", str(Path(sys.executable).with_name("python3")))
+    monkeypatch.setenv("PYTHON_EXEC", other_name())
     job.start(2, ["head", "node1", "node2"], spares=1, config=CONFIG)
     assert job.where(0, 2) == ["head", "node1"]
     job.wait_for(

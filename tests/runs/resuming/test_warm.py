@@ -13,6 +13,7 @@ import pytest
 
 from tests.runs.runs import EdgeRuns, Finished, finish, log_of, read_log
 from tests.support import scenes
+from tests.support.forkserver.program import other_name
 from tests.support.waiting import wait_until
 
 CONFIG = """
@@ -50,8 +51,7 @@ class Restarted:
 @pytest.fixture(scope="module")
 def restarted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Restarted]:
     runs = EdgeRuns(tmp_path_factory.mktemp("warm"))
-    # Not the interpreter that stands for those which are forked: ranks are executed.
-    executed = {"PYTHON_EXEC": str(Path(sys.executable).with_name("python3"))}
+    executed = {"PYTHON_EXEC": other_name()}
     try:
         run = runs.start("alike.py", "--lr", "3", config=CONFIG, env=executed)
         wait_until(lambda: "warm_ready" in log_of(run) or "warm_given_up" in log_of(run), 90, "a warm process")

@@ -65,6 +65,12 @@ def parse_command(command: Sequence[str], environment: Mapping[str, str]) -> Pro
     return Program("script", rest[0], rest[1:], is_unbuffered, words, name)
 
 
+def other_name() -> str:
+    """This interpreter by another of its names: as PYTHON_EXEC it has ranks executed, below a forked guardrun, too."""
+    own = Path(sys.executable)
+    return str(own.with_name("python3" if own.name == "python" else "python"))
+
+
 def is_alike(environment: Mapping[str, str], server: Mapping[str, str]) -> bool:
     """Say whether what is read once is the same in two environments."""
     return _read_once(environment) == _read_once(server)
