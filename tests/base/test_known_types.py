@@ -37,9 +37,42 @@ for number in range(60):
     assert len(done) == 4
 """
 
+FORKED_MEANWHILE = """
+import os, signal, threading
+import msgspec
+from guardrun.supervisor.base.known_types import known_type
+first, begun, may_end = msgspec.json.Decoder, threading.Event(), threading.Event()
+class Slow:
+    def __init__(self, kind):
+        begun.set()
+        may_end.wait(1.0)
+        first(kind)
+msgspec.json.Decoder = Slow
+thread = threading.Thread(target=known_type, args=(list[int],))
+thread.start()
+begun.wait()
+msgspec.json.Decoder = first
+child = os.fork()
+if child == 0:
+    signal.alarm(20)
+    known_type(dict[str, int])
+    os._exit(7)
+may_end.set()
+_, status = os.waitpid(child, 0)
+assert os.waitstatus_to_exitcode(status) == 7, status
+known_type(set[int])
+thread.join()
+"""
+
 
 def test_threads_that_meet_a_type_for_the_first_time_at_once_all_decode_it() -> None:
     run = [sys.executable, "-c", FIRST_AT_ONCE]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_process_that_is_forked_meanwhile_waits_for_nobody() -> None:
+    run = [sys.executable, "-c", FORKED_MEANWHILE]
     done = subprocess.run(run, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
