@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from guardrun.supervisor.config.load import load_config
 from tests.project.purity import ROOT
 
@@ -39,9 +37,8 @@ def broken_links(page: Path) -> list[str]:
     return broken
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_somewhere(page: Path) -> None:
-    assert broken_links(page) == []
+def test_links_lead_somewhere() -> None:
+    assert {page: broken for page in PAGES if (broken := broken_links(page))} == {}
 
 
 def test_make_targets_in_the_docs_exist() -> None:
@@ -82,9 +79,8 @@ def settings_in(page: Path) -> list[str]:
     return re.findall(r"^```toml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_settings_in_the_docs_are_valid(page: Path, tmp_path: Path) -> None:
-    for text in settings_in(page):
+def test_settings_in_the_docs_are_valid(tmp_path: Path) -> None:
+    for text in (text for page in PAGES for text in settings_in(page)):
         name = "pyproject.toml" if "[tool.guardrun" in text else "guardrun.toml"
         (tmp_path / name).write_text(text)
         load_config(None, {}, {}, tmp_path, system_file=tmp_path / "none")
@@ -136,9 +132,9 @@ def test_files_and_functions_that_walks_name_exist() -> None:
 FILE = re.compile(r"`((?:supervisor|launcher|hooks|slurm|systemd|tests|benchmarks|examples|docs)/[\w./-]+\.\w+)`")
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_that_pages_name_exist(page: Path) -> None:
-    assert [name for name in FILE.findall(page.read_text()) if not (ROOT / name).is_file()] == []
+def test_files_that_pages_name_exist() -> None:
+    named = [(page, name) for page in PAGES for name in FILE.findall(page.read_text())]
+    assert [(page, name) for page, name in named if not (ROOT / name).is_file()] == []
 
 
 def test_places_that_are_missing_are_found() -> None:

@@ -127,19 +127,15 @@ def test_the_drawing_is_an_svg_in_which_names_stay_text() -> None:
     ElementTree.fromstring(flame_svg(unpack(sampled(Counter())), "nothing was seen"))
 
 
-@pytest.mark.parametrize(
-    ("packed", "words"),
-    [
-        ("%%%", "can't be unpacked"),
-        (b64encode(b"plain").decode(), "can't be unpacked"),
-        (b64encode(compress(b"a;b 1\n" * 50)[:-5]).decode(), "cut off"),
-        (b64encode(compress(b"\0" * (65 << 20))).decode(), "more than 64 MiB"),
-    ],
-    ids=["no base64", "not packed", "cut off", "bomb"],
-)
-def test_an_answer_that_is_none(packed: str, words: str) -> None:
-    with pytest.raises(ValueError, match=words):
-        sampled(packed=packed).folded()
+def test_an_answer_that_is_none() -> None:
+    def refused(packed: str, words: str) -> None:
+        with pytest.raises(ValueError, match=words):
+            sampled(packed=packed).folded()
+
+    refused("%%%", "can't be unpacked")
+    refused(b64encode(b"plain").decode(), "can't be unpacked")
+    refused(b64encode(compress(b"a;b 1\n" * 50)[:-5]).decode(), "cut off")
+    refused(b64encode(compress(b"\0" * (65 << 20))).decode(), "more than 64 MiB")
 
 
 def test_lines_that_are_none_are_passed_over() -> None:

@@ -117,7 +117,7 @@ GC_EVERY_S, GC_S = 20.0, 0.1
 
 def _collected_s(number: int, now_s: float) -> float:
     """How long a rank has been collecting by now, in all."""
-    return round(GC_S * int(now_s / GC_EVERY_S + 0.37 * number), 3)
+    return GC_S * int(now_s / GC_EVERY_S + 0.37 * number)
 
 
 @dataclass

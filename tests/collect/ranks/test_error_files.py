@@ -37,14 +37,14 @@ def test_the_hooks_word_is_taken_whole() -> None:
     assert record.at_s == pytest.approx(11.5)
 
 
-@pytest.mark.parametrize("keep", range(0, 800, 7))
-def test_a_file_cut_anywhere_gives_what_it_holds(keep: int) -> None:
-    data = msgspec.json.encode(RAISED)[:keep]
-    record = parse_raised(data, CLOCK)
-    if b'"torch.OutOfMemoryError"' in data:
-        assert record is not None and record.error == "torch.OutOfMemoryError"
-    else:
-        assert record is None or record.error in "torch.OutOfMemoryError"
+def test_a_file_cut_anywhere_gives_what_it_holds() -> None:
+    for keep in range(800):
+        data = msgspec.json.encode(RAISED)[:keep]
+        record = parse_raised(data, CLOCK)
+        if b'"torch.OutOfMemoryError"' in data:
+            assert record is not None and record.error == "torch.OutOfMemoryError", keep
+        else:
+            assert record is None or record.error in "torch.OutOfMemoryError", keep
 
 
 def test_torch_elastics_file_in_both_forms() -> None:

@@ -165,8 +165,9 @@ for _ in range(10):
     for on in (True, False):
         rank.active.gc_policy = policy if on else None
         blocks[on].append(block())
-show(added_ns=min(blocks[True]) - min(blocks[False]))  # of the quietest moments: others make a step cost anything
+best = {on: min(taken) for on, taken in blocks.items()}  # of the quietest moments: others make a step cost anything
+show(added=best[True] / best[False] - 1)  # 1.4 of 8.6 microseconds, on a slow machine
 """
     shown = run(bed, code)
     assert shown["at"] == [5, 1005]
-    assert shown["added_ns"] < 1500  # type: ignore[operator]
+    assert shown["added"] < 0.3  # type: ignore[operator]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
+from functools import cache, cached_property
 from typing import NamedTuple
 
 NAN, INF = math.nan, math.inf
@@ -28,15 +29,23 @@ EVERYBODY = 101
 """The rank whose noise is that of all: a norm after gradients have been reduced."""
 
 
+@cache
+def draw_noise(seed: int, tails: float) -> list[float]:
+    """Values of `Noise`."""
+    chance = random.Random(seed)
+    return [chance.gauss(0, 1) * (chance.uniform(2, 5) if chance.random() < tails else 1) for _ in range(SIZE)]
+
+
 class Noise:
-    """Normal noise, another for each rank and step."""
+    """Normal noise, another for each rank and step; drawn when it is first asked for."""
 
     def __init__(self, seed: int, tails: float = 0.0) -> None:
         """tails: the share of values that are several times as large."""
-        chance = random.Random(seed)
-        self._values = [
-            chance.gauss(0, 1) * (chance.uniform(2, 5) if chance.random() < tails else 1) for _ in range(SIZE)
-        ]
+        self._seed, self._tails = seed, tails
+
+    @cached_property
+    def _values(self) -> list[float]:
+        return draw_noise(self._seed, self._tails)
 
     def __call__(self, rank: int, step: int) -> float:
         return self._values[(step * 17 + rank * 2003) % SIZE]
