@@ -45,7 +45,7 @@ FT_LAUNCHER_NEWEST := nvidia-resiliency-ext==0.6.0
 TORCHFT := torchft==0.2.0
 RECOVERY_ARGS ?=
 
-.PHONY: help demo demo-slurm test test-quick test-flaky test-lowest lint coverage mutants wheel sbom bench bench-recovery gym gym-emu gym-numbers gym-hour gym-life gym-night gpu-check soak sim setup setup-dev clean
+.PHONY: help demo demo-slurm test test-quick test-flaky test-lowest lint types unused coverage mutants wheel sbom bench bench-recovery gym gym-emu gym-numbers gym-hour gym-life gym-night gpu-check soak sim setup setup-dev clean
 
 help:
 	@echo "make demo    train under guardrun; one rank hangs once, guardrun finds it, explains it and resumes (2 minutes)"
@@ -93,14 +93,19 @@ test-flaky: $(VENV)/.stamp-test
 test-lowest: $(VENV)/.stamp-dev
 	@$(BIN)/python -m tests.support.lowest --python $(LOWEST_PYTHON) --torch $(LOWEST_TORCH) --older $(LOWEST_OLDER)
 
+# mypy has use for one CPU alone: what else there is goes on beside it.
 lint: $(VENV)/.stamp-dev
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory --jobs=$(CPUS) --output-sync=target types unused coverage
+
+types: $(VENV)/.stamp-dev
 	@$(BIN)/mypy
 	@$(BIN)/mypy tests/conftest.py tests/support tests/mutants tests/project tests/bench tests/gym tests/faults benchmarks examples/demo/run.py
+
+unused: $(VENV)/.stamp-dev
 	@$(BIN)/vulture
 	@$(BIN)/python -m pytest -q tests/project/test_purity.py tests/project/test_layout.py tests/project/test_docs.py
-	@$(MAKE) --no-print-directory coverage
 
 # The sum decides; of the files those are told that are below the bound themselves, with what is missing.
 coverage: $(VENV)/.stamp-dev

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -22,14 +23,22 @@ esac
 """
 
 
-def run_ci(folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """The script in a folder of its own, with a `make` that only says what it was asked, and nothing to install."""
+def run_ci(folder: Path, python: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """The script in a folder of its own, with a `make` that only says what it was asked, and nothing to install.
+
+    python: a shell script instead of the one of .venv; empty: there is none.
+    """
     (folder / "bin").mkdir()
     (folder / "project" / ".ci").mkdir(parents=True)
     shutil.copy(ROOT / ".ci" / "run", folder / "project" / ".ci")
     for name, text in (("make", MAKE), ("id", "#!/bin/sh\necho 1000\n")):
         (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(0o755)
+    if python:
+        own = folder / "project" / ".venv" / "bin" / "python"
+        own.parent.mkdir(parents=True)
+        own.write_text(f"#!/bin/sh\n{python}\n")
+        own.chmod(0o755)
     nothing = {"SLOW": "no such target", "SLOW_S": "0", "FAILS": "no such target"}
     path = f"{folder / 'bin'}:{os.environ['PATH']}"
     return subprocess.run(
@@ -84,3 +93,24 @@ def test_what_took_too_long_before_a_step_is_said_there(tmp_path: Path) -> None:
 
 def test_the_limit_is_twenty_five_minutes() -> None:
     assert 'LIMIT_S="${CI_LIMIT_S:-1500}"' in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize(
+    ("hundredths", "limit_s"), [("87", 0), ("100", 0), ("137", 2055), ("200", 3000), ("1234", 3000), ("", 0)]
+)
+def test_a_slower_machine_has_longer_twice_at_most(tmp_path: Path, hundredths: str, limit_s: int) -> None:
+    done = run_ci(tmp_path, python=f"cat >/dev/null; echo {hundredths}" if hundredths else "exit 1")
+    assert done.returncode == 0, done.stderr
+    found = re.findall(
+        r"^(.*) s of a CPU to import torch, which is slow: .* may take (\d+) s$", done.stdout, re.MULTILINE
+    )
+    assert found == ([(f"{int(hundredths) / 100:.2f}", str(limit_s))] if limit_s else [])
+
+
+def test_what_importing_torch_takes_is_measured(tmp_path: Path) -> None:
+    """By the python that is there: here one whose torch computes for a while."""
+    (tmp_path / "torch.py").write_text("import time\nwhile time.process_time() < 1.2: pass\n")
+    done = run_ci(tmp_path, python=f'exec {sys.executable} "$@"', PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    [limit_s] = re.findall(r"which is slow: all steps together may take (\d+) s$", done.stdout, re.MULTILINE)
+    assert 1800 <= int(limit_s) <= 3000
