@@ -398,11 +398,13 @@ def test_a_run_whose_record_is_torn_goes_on_by_a_whole_guardrun(tmp_path: Path) 
     script = "import os, pathlib, time\npathlib.Path('pid').touch()\nwhile not os.path.exists('go'): time.sleep(0.05)\n"
     try:
         run = starter.start(["--guard-run-id=job"], script=script)
+        path = tmp_path / "guardrun-runs" / "job"
+        journal = path / "events.jsonl"
         wait_until((tmp_path / "pid").exists, 60, "the rank")
+        wait_until(lambda: journal.exists() and '"attempt_started"' in journal.read_text(), 60, "what it counts on from")
         for process in run.find("guardrund"):
             os.kill(process.pid, signal.SIGSTOP)  # it would write the run's end
         run.close()
-        path = tmp_path / "guardrun-runs" / "job"
         (path / "run.json").write_text("{")
         os.utime(path / LOCK_FILE, (0, 0))
         (tmp_path / "go").touch()
@@ -410,5 +412,5 @@ def test_a_run_whose_record_is_torn_goes_on_by_a_whole_guardrun(tmp_path: Path) 
     finally:
         starter.close()
     assert done.returncode == 0 and "the run goes on, by its journal" in done.stderr, done
-    kinds = [json.loads(line).get("event", {}).get("type") for line in (path / "events.jsonl").read_text().splitlines()]
+    kinds = [json.loads(line).get("event", {}).get("type") for line in journal.read_text().splitlines()]
     assert kinds.count("run_continued") == 1 and done.summary is not None and done.summary["outcome"] == "finished"
