@@ -401,7 +401,7 @@ def test_a_run_whose_record_is_torn_goes_on_by_a_whole_guardrun(tmp_path: Path) 
         path = tmp_path / "guardrun-runs" / "job"
         journal = path / "events.jsonl"
         wait_until((tmp_path / "pid").exists, 60, "the rank")
-        wait_until(lambda: journal.exists() and '"attempt_started"' in journal.read_text(), 60, "what it counts on from")
+        wait_until(lambda: journal.exists() and '"attempt_started"' in journal.read_text(), 60, "the journal")
         for process in run.find("guardrund"):
             os.kill(process.pid, signal.SIGSTOP)  # it would write the run's end
         run.close()
