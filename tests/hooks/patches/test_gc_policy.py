@@ -156,12 +156,12 @@ policy = rank.active.gc_policy
 assert policy is not None
 def block():
     taken = []
-    for _ in range(900):
+    for _ in range(200):
         began = time.perf_counter_ns(); still.step(); taken.append(time.perf_counter_ns() - began)
     return statistics.median(taken)
 blocks = {True: [], False: []}
 policy._due = 10**9
-for _ in range(10):
+for _ in range(45):
     for on in (True, False):
         rank.active.gc_policy = policy if on else None
         blocks[on].append(block())
@@ -170,4 +170,4 @@ show(added=best[True] / best[False] - 1)  # 1.4 of 8.6 microseconds, on a slow m
 """
     shown = run(bed, code)
     assert shown["at"] == [5, 1005]
-    assert shown["added"] < 0.3  # type: ignore[operator]
+    assert shown["added"] < 0.25  # type: ignore[operator]

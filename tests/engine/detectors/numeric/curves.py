@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property
+from functools import cache
 from typing import NamedTuple
 
 NAN, INF = math.nan, math.inf
@@ -43,12 +43,8 @@ class Noise:
         """tails: the share of values that are several times as large."""
         self._seed, self._tails = seed, tails
 
-    @cached_property
-    def _values(self) -> list[float]:
-        return draw_noise(self._seed, self._tails)
-
     def __call__(self, rank: int, step: int) -> float:
-        return self._values[(step * 17 + rank * 2003) % SIZE]
+        return draw_noise(self._seed, self._tails)[(step * 17 + rank * 2003) % SIZE]
 
 
 def plain(
