@@ -28,6 +28,8 @@ class Stat(NamedTuple):
     """starttime in clock ticks since boot: with the pid, names a process for good."""
     faults: int = 0
     """Page faults, minor and major: of all threads, for a process."""
+    threads: int = 1
+    """Of the whole process."""
 
     @property
     def is_dead(self) -> bool:
@@ -99,6 +101,7 @@ def parse_stat(data: bytes) -> Stat:
         cpu_s=(int(rest[11]) + int(rest[12])) / _TICKS,
         start=int(rest[19]),
         faults=int(rest[7]) + int(rest[9]),
+        threads=int(rest[17]),
     )
 
 

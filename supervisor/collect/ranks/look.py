@@ -75,6 +75,8 @@ VARIETY_FRAMES = 6
 _SAMPLE_GAP_S = 0.15
 _BUSY_SHARE = 0.3
 """Share of a core from which on a rank counts as using the CPU, while its main thread sleeps."""
+_THREAD_S = 0.004
+"""More for each thread of a process: py-spy copies 1,500 stacks in 0.3 to 0.8 s, where it has a CPU for itself."""
 _WORKERS = 4
 _WAITING = "TtD"
 
@@ -129,9 +131,12 @@ class Effort(NamedTuple):
     recorders: RecorderReaders
 
 
-def limit_s(ranks: int) -> float:
-    """The longest that a look at so many ranks may take: 6 s up to 8, beyond them half a second each, at most 30 s."""
-    return min(30.0, 6.0 + 0.5 * max(0, ranks - 8))
+def limit_s(ranks: int, threads: int = 1) -> float:
+    """The longest that a look at so many ranks may take: 6 s up to 8, beyond them half a second each, at most 30 s.
+
+    threads: of the rank that has most of them; for 250 of them, a second more.
+    """
+    return min(30.0, 6.0 + 0.5 * max(0, ranks - 8) + _THREAD_S * threads)
 
 
 def take_look(
@@ -149,7 +154,7 @@ def take_look(
     may_pause: bool = False,
     recorders: RecorderReaders | None = None,
 ) -> LookResult:
-    """Look at every rank and all below it; takes limit_s(len(ranks)) at most.
+    """Look at every rank and all below it; takes limit_s at most.
 
     Raw stacks go to folder, where it can be written, by way of write: it is given the work, and may do it later.
     boards are Sampler.boards. pyspy is the program to run, found where None. folders: those whose file systems are
@@ -157,9 +162,10 @@ def take_look(
     recorders: what earlier looks at these ranks know of their flight recorders; None: there was none.
     """
     began = time.monotonic()
-    deadline = began + limit_s(len(ranks))
-    calls = LAST_CALLS if len(ranks) < MANY_RANKS else LAST_CALLS_OF_MANY
     table = ProcessTable.read()
+    found = [table.stats[rank.pid].threads for rank in ranks if rank.pid in table.stats]
+    deadline = began + limit_s(len(ranks), max(found, default=1))
+    calls = LAST_CALLS if len(ranks) < MANY_RANKS else LAST_CALLS_OF_MANY
     recorders = recorders or RecorderReaders()
     effort = Effort(deadline, samples, os.fspath(sockets_dir), attempt, pyspy, calls, table, may_pause, recorders)
     tcp = read_tcp_bytes()
@@ -296,7 +302,7 @@ def _dump(target: Target, effort: Effort) -> StackDump:
     if words[Field.PID] == pid and words[Field.DUMP_SIGNAL] > 0 and target.board is not None:
         name = f"stacks-{effort.attempt}-{target.rank.global_rank}"
         fallback = Fallback(words[Field.DUMP_SIGNAL], Path(effort.sockets_dir) / name, target.board)
-    timeout_s = min(TIMEOUT_S, effort.deadline - time.monotonic())
+    timeout_s = min(TIMEOUT_S + _THREAD_S * target.stat.threads, effort.deadline - time.monotonic())
     dump = dump_stacks(pid, target.stat.start, fallback=fallback, timeout_s=timeout_s, pyspy=effort.pyspy)
     target.raw.append(dump)
     return dump
@@ -335,10 +341,8 @@ def _merge(pid: int, dumped: list[ThreadLook], stats: list[ThreadStat], ours: se
     """Stacks with counters, the main thread first, without our own threads; bounded."""
     counters = {thread.tid: thread for thread in stats}
     merged = []
-    for thread in dumped:
-        is_ours = thread.tid in ours or any("/guardrun/hooks/" in frame.file for frame in thread.frames)
-        if is_ours and not thread.is_main:
-            continue
+    theirs = [thread for thread in dumped if thread.is_main or not _is_ours(thread, ours)]
+    for thread in sorted(theirs, key=lambda thread: (not thread.is_main, not thread.owns_gil))[:MAX_THREADS]:
         stat = counters.get(thread.tid)
         io = IoCounts() if thread.is_main else read_io_counts(f"/proc/{pid}/task/{thread.tid}/io") or IoCounts()
         merged.append(
@@ -355,7 +359,11 @@ def _merge(pid: int, dumped: list[ThreadLook], stats: list[ThreadStat], ours: se
                 frames=thread.frames,
             )
         )
-    return sorted(merged, key=lambda thread: (not thread.is_main, not thread.owns_gil))[:MAX_THREADS]
+    return merged
+
+
+def _is_ours(thread: ThreadLook, ours: set[int]) -> bool:
+    return thread.tid in ours or any("/guardrun/hooks/" in frame.file for frame in thread.frames)
 
 
 def _unseen(target: Target, error: BaseException | None) -> ProcessLook:

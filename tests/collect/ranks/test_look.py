@@ -15,7 +15,8 @@ from guardrun.launcher.base.processes import short_command
 from guardrun.supervisor.base.clock import EngineClock
 from guardrun.supervisor.collect.host.procfs import read_stat, read_wchan
 from guardrun.supervisor.collect.ranks.boards import open_boards
-from guardrun.supervisor.collect.ranks.look import LookResult, limit_s, take_look
+from guardrun.supervisor.collect.ranks.look import MAX_THREADS, LookResult, limit_s, take_look
+from guardrun.supervisor.collect.ranks.stack_dumps import find_pyspy
 from guardrun.supervisor.engine.model.looks import ProcessLook, RankLook
 from guardrun.supervisor.engine.observation.rank_activity import QUIET_IO_BYTES_S, RankActivity, judge
 from tests.collect.conftest import Script, StartScript
@@ -80,6 +81,13 @@ def wait_for_ever():
     # The parent of a vfork waits in state D until the child execs, which here first opens a pipe nobody writes to.
     os.posix_spawn('/bin/true', ['true'], {}, file_actions=[(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)])
 wait_for_ever()
+"""
+CROWDED = """
+import threading, time
+for _ in range(600):
+    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+print('ready', flush=True)
+time.sleep(60)
 """
 HOOKED = """
 import threading, time
@@ -332,6 +340,18 @@ def test_a_py_spy_that_hangs_costs_no_more_than_the_limit(
     assert result.took_s < limit_s(1) + 30
     assert result.ranks[0].process.trouble == "py-spy took longer than 2.0 s"
     assert len(result.ranks[0].children) == 3
+
+
+def test_a_rank_of_many_threads_has_longer(start_script: StartScript, looker: Looker, tmp_path: Path) -> None:
+    slow = tmp_path / "py-spy"
+    slow.write_text(f'#!/bin/sh\nsleep 2.1\nexec "{find_pyspy()}" "$@"\n')
+    slow.chmod(0o700)
+    crowded, small = start_script(CROWDED), start_script(SLEEPING)
+    result = looker.look(crowded, small, pyspy=str(slow))
+    seen, unseen = (look.process for look in result.ranks)
+    assert (functions(seen), len(seen.threads)) == (["<module>"], MAX_THREADS)
+    assert (unseen.trouble, unseen.threads) == ("py-spy took longer than 2.0 s", [])
+    assert limit_s(1, 600) > limit_s(1) + 2
 
 
 def test_eight_ranks_are_looked_at_well_within_the_limit(start_script: StartScript, looker: Looker) -> None:
