@@ -20,6 +20,7 @@ from guardrun.supervisor.wire.control_messages import (
     Fact,
     Finish,
     LauncherHello,
+    Lease,
     Start,
     Stop,
     ToLauncher,
@@ -46,6 +47,8 @@ class Control:
         self._unacknowledged: dict[int, bytes] = {}
         self._was_heard = False
         self.malformed = 0
+        self.lease: Lease | None = None
+        """The newest that a supervisor has said."""
         self.socket = self._connect()
 
     def connect_anew(self) -> None:
@@ -82,6 +85,8 @@ class Control:
             is_alive = self._was_heard = True
             if isinstance(message, Ack):
                 self._forget(message.seq)
+            elif isinstance(message, Lease):
+                self.lease = message
             else:
                 orders.append(message)
         return orders, is_alive

@@ -11,7 +11,7 @@ from guardrun.launcher.base.terminal_lines import Log, print_line
 from guardrun.launcher.control.control_channel import Control, Order
 from guardrun.launcher.control.supervisor_process import DAEMON_COMMAND, Daemon
 from guardrun.supervisor.rundir.run_directory import RunFile, mend_run_file
-from guardrun.supervisor.wire.control_messages import Fact, Finish
+from guardrun.supervisor.wire.control_messages import Fact, Finish, Lease
 
 # Watchdog -----------------------------------------------------------------------------------------------------------
 # When is the supervisor dead, wedged, or not worth another start? Pure: the caller has the clock.
@@ -138,6 +138,11 @@ class Supervision:
         """Say whether the fact of that number was journalled."""
         return self._control.is_acknowledged(seq)
 
+    @property
+    def lease(self) -> Lease | None:
+        """The newest that a supervisor has said."""
+        return self._control.lease
+
     def register(self, poller: zmq.Poller) -> None:
         """Have a poller wait for orders and the supervisor's end. Both descriptors change when it is started again."""
         poller.register(self._control.socket, zmq.POLLIN)
@@ -207,12 +212,20 @@ class Supervision:
         self._restart_s = self._watchdog.died(now_s)
         self._log.write("supervisor_lost", reason=reason, is_given_up=self._restart_s is None)
         if self._restart_s is not None:
-            if (run_file := self._run_file) is not None:
-                self._log.put(lambda: mend_run_file(self._run_dir, run_file))
+            self._mend_run_file()
             print_line(f"the supervisor {reason}; starting it again (training goes on)")
             return
         self.is_given_up = True
         print_line(f"the supervisor {reason}, too often now: going on without it, as torchrun would")
+
+    def begin_again(self, now_s: float) -> None:
+        """Start one all the same, after they have been given up: it is given up again where it dies as often."""
+        self.is_given_up, self._watchdog, self._restart_s = False, SupervisorWatchdog(now_s), now_s
+        self._mend_run_file()
+
+    def _mend_run_file(self) -> None:
+        if (run_file := self._run_file) is not None:
+            self._log.put(lambda: mend_run_file(self._run_dir, run_file))
 
     def _start(self, now_s: float) -> None:
         self._restart_s = None

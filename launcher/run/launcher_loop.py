@@ -29,9 +29,12 @@ from guardrun.launcher.base.terminal_lines import Log, print_line
 from guardrun.launcher.control import fallback
 from guardrun.launcher.control.control_channel import Order
 from guardrun.launcher.control.fallback import find_newest
+from guardrun.launcher.control.lease_fence import LOOK_S, LeaseFence
 from guardrun.launcher.control.supervision import Supervision
 from guardrun.launcher.creation.run_creation import OpenRun
+from guardrun.supervisor.collect.ranks.boards import BoardReader, open_boards
 from guardrun.supervisor.engine.model.events import Checkpoint, Rank
+from guardrun.supervisor.fleet.protocol.lease import boot_s, end_words
 from guardrun.supervisor.wire.control_messages import (
     Exited,
     Finish,
@@ -118,6 +121,11 @@ class Loop:
     """Until somebody has read from a checkpoint of the run in this attempt."""
     _outcome: Outcome | None = None
     """Of the last attempt that was stopped."""
+    _fence: LeaseFence = field(default_factory=LeaseFence)
+    _boards: dict[int, BoardReader] = field(default_factory=dict)
+    """Of the last attempt's ranks, where this node is under a lease."""
+    _begun_again: int = -1
+    """The attempt whose end a supervisor was started for, after they had been given up."""
     supervision: Supervision = field(init=False)
     sweeper: Sweeper = field(init=False)
 
@@ -137,6 +145,7 @@ class Loop:
             error_files={} if self.attempt is None else self.attempt.error_files,
             stderr_files={} if self.attempt is None else self.attempt.stderr_files,
             stderr_from=-1 if self.attempt is None else self.attempt.stderr_from,
+            lease=self._fence.cut_off_lease(self.number),
         )
 
     def go(self) -> int:
@@ -184,6 +193,7 @@ class Loop:
             self._interrupt(signal.SIGTERM, now_s)  # nobody else will act on it
         if self.supervision.is_given_up and (own := self._own_order()) is not None:
             self._obey(own, now_s)
+        self._keep_lease(now_s)
         self._advance_stop(now_s)
         if self.warm is not None:
             is_training = self._stopping is None and not self.is_over
@@ -213,6 +223,8 @@ class Loop:
             patience_s = self._stopping.poll_s
         elif self.attempt is not None and not self.is_over and self.attempt.needs_polling:
             patience_s = self.poll_s
+        elif not self.is_over and self._fence.cut_off_lease(self.number) is not None:
+            patience_s = LOOK_S
         restart_s = self.supervision.seconds_to_restart(time.monotonic())
         return patience_s if restart_s is None else min(patience_s, restart_s)
 
@@ -238,6 +250,33 @@ class Loop:
             is_told = self._finish is not None or self.supervision.is_given_up
             return 128 + self._signum if is_told or now_s >= self._finish_by_s else None
         return self._finish
+
+    # The lease -------------------------------------------------------------------------------------------------
+
+    def _keep_lease(self, now_s: float) -> None:
+        """Where no supervisor does."""
+        lease = self.supervision.lease
+        if lease is None or lease.attempt != self.number or self.is_over or self._stopping is not None:
+            return
+        boot = boot_s()
+        if not self._boards and self.attempt is not None:
+            ranks = [rank.global_rank for rank in self.attempt.ranks]
+            self._boards = open_boards(self.run.file.socket_dir, self.number, ranks)
+        self._fence.receive(lease, boot)
+        words = ((rank, board.read()) for rank, board in self._boards.items())
+        self._fence.note(((rank, read) for rank, read in words if read is not None), boot, time.monotonic_ns())
+        over = self._fence.find_over(self.number, boot)
+        if over is None:
+            return
+        lost_s, still_s = boot - over.contact_s, boot - over.progress_s
+        self.log.write("lease_over", attempt=self.number, lost_s=round(lost_s, 1), still_s=round(still_s, 1))
+        print_line(f"the supervisor does not answer; {end_words(self.run.file.node, lost_s, still_s)}")
+        self._begin_stop(now_s, grace_s=0.0, signum=signal.SIGKILL)
+
+    def _close_boards(self) -> None:
+        for board in self._boards.values():
+            board.close()
+        self._boards = {}
 
     # Ranks -----------------------------------------------------------------------------------------------------
 
@@ -346,6 +385,8 @@ class Loop:
         if self._start_error:
             print_line(f"the ranks could not be started: {self._start_error}")
             return Finish(exit_code=1)
+        if self._begins_again():
+            return None
         view = fallback.View(
             attempt=self.number,
             checkpoint=self.checkpoint,
@@ -366,6 +407,16 @@ class Loop:
             checkpoint = find_newest(self.run.path) or self.checkpoint
             return Start(attempt=order.attempt, checkpoint=checkpoint)
         return order
+
+    def _begins_again(self) -> bool:
+        """Whether a supervisor is started all the same: only so the head hears how this node's ranks have ended."""
+        fleet = self.run.file.fleet
+        if fleet is None or fleet.is_head or not self.is_over or self._begun_again >= self.number:
+            return False
+        self._begun_again = self.number
+        print_line("starting the supervisor again, to tell the head how this node's ranks have ended")
+        self.supervision.begin_again(time.monotonic())
+        return True
 
     def _obey(self, order: Order, now_s: float) -> None:
         if isinstance(order, Finish):
@@ -420,6 +471,7 @@ class Loop:
         self._stopping, self.is_over, self.stopped_by_us = None, True, outcome.stopped_by_us
         self._note_opens()
         self._end_watch()
+        self._close_boards()
         self.attempt.close(is_everything_dead=not self.attempt.alive())
         self._tell_stopped(outcome)
         self._finish_by_s = now_s + FINISH_PATIENCE_S

@@ -31,6 +31,21 @@ class _Wire(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_de
 # Launcher → supervisor ------------------------------------------------------------------------------------------
 
 
+class Lease(_Wire, frozen=True, kw_only=True, tag="lease"):
+    """What a node that does not lead keeps its ranks by (`ranks_end_s`): said to the launcher once a second.
+
+    Times are seconds of `boot_s`.
+    """
+
+    attempt: int
+    at_s: float
+    """When it was said."""
+    contact_s: float
+    progress_s: float
+    term_s: float
+    still_s: float
+
+
 class LauncherHello(_Wire, frozen=True, kw_only=True, tag="launcher_hello"):
     """First on every connection (a restarted supervisor gets it again): who is alive right now."""
 
@@ -45,6 +60,8 @@ class LauncherHello(_Wire, frozen=True, kw_only=True, tag="launcher_hello"):
     stderr_files: dict[int, str] = {}
     stderr_from: int = -1
     """Of that attempt, as Started has them."""
+    lease: Lease | None = None
+    """Of that attempt, where the node was cut off when its last supervisor spoke."""
 
 
 class Serving(_Wire, frozen=True, kw_only=True, tag="serving"):
@@ -218,7 +235,7 @@ class Answer(_Wire, frozen=True, kw_only=True, tag="answer"):
 Fact = Serving | Started | Opened | Exited | Stopped | Signalled
 """What launchers number and keep until it is acknowledged."""
 ToSupervisor = LauncherHello | Fact | Ask
-ToLauncher = Ack | Start | Stop | Finish
+ToLauncher = Ack | Start | Stop | Finish | Lease
 
 
 # Rank rows ----------------------------------------------------------------------------------------------------------

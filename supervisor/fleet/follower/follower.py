@@ -32,7 +32,7 @@ from guardrun.supervisor.fleet.checks.node_probes import About, NodeChecks, wall
 from guardrun.supervisor.fleet.follower.orphaned_job import begin_rescue, may_rescue
 from guardrun.supervisor.fleet.protocol import messages as msg
 from guardrun.supervisor.fleet.protocol.leader_loss_policy import LeaderLossPolicy, Seen, is_silent
-from guardrun.supervisor.fleet.protocol.lease import STILL_S, ProgressTimeout, Waking, boot_s, ranks_end_s
+from guardrun.supervisor.fleet.protocol.lease import STILL_S, ProgressTimeout, Waking, boot_s, end_words, ranks_end_s
 from guardrun.supervisor.fleet.rendezvous.introduction import IntroductionError, introduce
 from guardrun.supervisor.fleet.rendezvous.join_file import JoinError, JoinFile, NotThere, find_join_file
 from guardrun.supervisor.fleet.rendezvous.start_failure_files import began, find_refused, holds
@@ -93,6 +93,8 @@ class Follower:
         """The packet with their newest report; None: there is none."""
         self._progress_s = self._began_boot_s = boot_s()
         """When they last advanced with those of other nodes, on that clock."""
+        self._inherited: control_messages.Lease | None = None
+        """Of the ranks found alive, where the node was cut off before this supervisor began."""
         self._reread_s = 0.0
         self._began_s = time.monotonic()
         self._waking = Waking(boot_s())
@@ -162,6 +164,7 @@ class Follower:
         if not self._waking.turn(boot, self._contact_lost_s(boot), is_head_still=is_head_still):
             self._keep_lease(boot)
             self._miss_head(now, boot)
+        self._report_lease(boot)
         if self.is_running:
             self._asking.sample(self.node.sampler.boards)
             self._tell_answers()
@@ -272,6 +275,9 @@ class Follower:
 
     def greeted(self, hello: control_messages.LauncherHello) -> None:
         """The launcher's number of ranks is what the node joins with: the head is looked for from here on."""
+        if not self._ranks and hello.lease is not None:
+            self._inherited, self._may_stand_s = hello.lease, hello.lease.still_s
+            self._progress_s = hello.lease.progress_s
         self._ranks = hello.world_size
         self.node.note_files(hello)
         if hello.alive:
@@ -578,20 +584,34 @@ class Follower:
         self._is_stopping = True
         lost_s, still_s = boot - contact_s - term_s, boot - self._progress_s
         log.warning("lease_over", contact_lost_s=round(lost_s, 1), still_s=round(still_s, 1))
-        self.node.terminal.print_line(
-            f"{self.node.run_file.node} has had no contact with the head for {boot - contact_s:.0f} s, and its "
-            f"ranks have done nothing with those of other nodes for {still_s:.0f} s: ending them",
-            "warn",
-        )
+        self.node.terminal.print_line(end_words(self.node.run_file.node, boot - contact_s, still_s), "warn")
         self.node.send(control_messages.Stop(attempt=self._attempt, grace_s=0.0))
+
+    def _report_lease(self, boot: float) -> None:
+        """The launcher goes by it where nothing more comes."""
+        if self._attempt < 0:
+            return
+        contact_s, term_s = self._contact()
+        self.node.send(
+            control_messages.Lease(
+                attempt=self._attempt,
+                at_s=boot,
+                contact_s=contact_s,
+                progress_s=self._progress_s,
+                term_s=term_s,
+                still_s=self._may_stand_s,
+            )
+        )
 
     def _contact(self) -> tuple[float, float]:
         """The newest contact, on `boot_s`, and what it is good for.
 
-        A follower that found ranks alive and never had any counts from its own start.
+        A follower that found ranks alive and never had any counts from its own start, or from the last one's.
         """
         if self._link is not None and self._headless.has_joined:
             return max(self._link.lease.contact_s, self._began_boot_s), self._link.lease.term_s
+        if self._inherited is not None and self._inherited.attempt == self._attempt:
+            return self._inherited.contact_s, self._inherited.term_s
         return self._began_boot_s, self._fleet.term_s
 
     def _contact_lost_s(self, boot: float) -> float:

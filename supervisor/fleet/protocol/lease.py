@@ -2,7 +2,7 @@
 
 The danger is two attempts at once: the head believes a node dead and starts the next attempt, while that node, cut off,
 trains on and writes checkpoints. So a node without contact may keep ranks only for so long. **`ranks_end_s` is that
-rule, and nothing else computes it.** The follower asks it of its own times (`Follower._keep_lease`); the head asks it
+rule, and nothing else computes it.** The follower asks it of its own times (`Follower._keep_lease`), or its launcher (`LeaseFence`); the head asks it
 of what it has seen itself, with the margins of `ranks_gone_s` (`EventAggregator._is_gone`); so do the simulation
 (benchmarks/sim/world.py) and the tests' coordinator. What goes in:
 
@@ -29,12 +29,14 @@ What the argument asks of its users:
 - The clocks must not stand still while ranks run: CLOCK_MONOTONIC does not, in a process that is stopped or starved;
   where the whole machine is suspended (and comes back), its ranks were too, but CLOCK_BOOTTIME goes on and this does
   not: that is why the node's side takes it.
-- The rule is only as good as who acts on it. A supervisor that is itself stopped or killed acts on nothing: the
-  launcher replaces it (launcher/control/supervision.py), and all that must be done within END_MARGIN_S. A node that did
-  not run as a whole asks for WAKE_S whether its ranks are still meant (`Waking`): they are alive for so long, but have
-  nobody to train with. It asks for HEAD_WAKE_S where the head's host takes its connection, and no process answers: as
-  where the whole job was suspended, and the head is continued last. That is for ranks alone that were seen to work
-  with those of other nodes, and so get nowhere without them.
+- The rule is only as good as who acts on it, within END_MARGIN_S. A supervisor that is itself stopped or killed acts
+  on nothing: its launcher replaces it (launcher/control/supervision.py), and meanwhile ends the ranks itself where
+  contact had been lost before (launcher/control/lease_fence.py). Where it had not, the next supervisor counts from its
+  own start, and none ends anything: a supervisor that is gone takes the contact with it, and nothing need be cut.
+- A node that did not run as a whole asks for WAKE_S whether its ranks are still meant (`Waking`): they are alive for so
+  long, but have nobody to train with. It asks for HEAD_WAKE_S where the head's host takes its connection, and no
+  process answers: as where the whole job was suspended, and the head is continued last. That is for ranks alone that
+  were seen to work with those of other nodes, and so get nowhere without them.
 - A head that was started anew does not know what its predecessor received last: it counts every node from its own
   start, which is later than whatever that one can have answered, and takes MOST_STILL_S for still_s.
 - The term is one for the whole run: a head that would shorten it would have to wait for the longer one first.
@@ -156,6 +158,14 @@ class ProgressTimeout:
 def still_limit_s(pause_s: float) -> float:
     """How long ranks may stand still whose longest pause, of late, was that long."""
     return max(STILL_S, min(STEPS * pause_s, MOST_STILL_S))
+
+
+def end_words(node: str, contact_s: float, still_s: float) -> str:
+    """Why a node's ranks are ended: a sentence. So long ago it had contact, and they progress."""
+    return (
+        f"{node} has had no contact with the head for {contact_s:.0f} s, and its ranks have done nothing with those of "
+        f"other nodes for {still_s:.0f} s: ending them"
+    )
 
 
 ASLEEP_S = 2.0

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.fleet_runs.jobs import Job, kill
+from tests.fleet_runs.jobs import CONFIG, Job, kill
 
 pytestmark = pytest.mark.real("netns")
 
@@ -37,6 +37,60 @@ def test_ranks_that_need_no_others_are_gone_before_the_next_attempt(job: Job) ->
     assert job.where(2, 2) == ["head", "node1"]
     codes = job.finish()
     assert (codes["head"], codes["node1"]) == (0, 0)
+
+
+def give_up_supervisor(job: Job, name: str) -> None:
+    """Kill every one of a node's supervisors until its launcher starts no more."""
+
+    def is_given_up() -> bool:
+        for process in job[name].processes():
+            if "guardrund" in process.command:
+                kill(process)
+        return "too often now: going on without it" in job[name].output
+
+    job.wait_for(is_given_up, 60.0, f"{name}'s supervisor to be given up")
+
+
+def test_ranks_of_a_node_that_is_cut_off_and_has_no_supervisor_are_gone_before_the_next_attempt(job: Job) -> None:
+    """Long: a lease has to end, which nobody but the launcher sees."""
+    job.start(2, ["head", "node1", "node2"], spares=1, config=CONFIG + "[fleet]\nlost_s = 11\nterm_s = 10\n")
+    job.wait_until_tied("node1")
+    [rank] = job["node1"].ranks()
+    job.lab.cut(job["node1"].host)
+    job.happens('"type":"node_silent"')
+    give_up_supervisor(job, "node1")
+    gone_s = job.gone([rank.pid], 30.0, "node1's rank")
+    job.says("node1", "the supervisor does not answer; node1 has had no contact with the head for 1")
+    first = job.first_steps(1, 2)
+    assert [mark["node"] for mark in first] == ["head", "node2"]
+    assert all(mark["at_s"] > gone_s for mark in first)
+    job.lab.restore(job["node1"].host)
+    job.says("head", "node1 is back")
+    assert job.finish() == {"head": 0, "node1": 0, "node2": 0}
+
+
+def test_ranks_of_a_node_without_a_supervisor_go_on_where_nothing_is_cut(job: Job) -> None:
+    """Long: so long that the lease would be over three times."""
+    job.start(2, ["head", "node1"])
+    job.wait_until_tied("node1")
+    give_up_supervisor(job, "node1")
+    job.says("head", "contact with node1 lost")
+    began_s = job.at()["at_s"]
+    job.wait_for(lambda: job.at(1)["at_s"] > began_s + LONG_S, 60.0, "node1 to go on")
+    assert set(job.finish().values()) == {0}
+    assert job.at(1)["attempt"] == 0 and not job.incidents()
+    job.says("node1", "starting the supervisor again, to tell the head how this node's ranks have ended")
+
+
+def test_a_rank_that_fails_on_a_node_without_a_supervisor_is_seen_by_the_head(job: Job) -> None:
+    job.start(2, ["head", "node1"])
+    job.wait_until_tied("node1")
+    give_up_supervisor(job, "node1")
+    kill(job["node1"].ranks()[0])
+    assert job.where(1, 2) == ["head", "node1"]
+    told = job.mended(1, attempt=1)
+    assert (told["cause"], [one["node"] for one in told["culprits"]]) == ("killed", ["node1"])
+    assert set(job.finish().values()) == {0}
 
 
 def test_ranks_in_step_with_others_go_on_without_contact(job: Job) -> None:
