@@ -2,9 +2,9 @@
 
 The danger is two attempts at once: the head believes a node dead and starts the next attempt, while that node, cut off,
 trains on and writes checkpoints. So a node without contact may keep ranks only for so long. **`ranks_end_s` is that
-rule, and nothing else computes it.** The follower asks it of its own times (`Follower._keep_lease`), or its launcher (`LeaseFence`); the head asks it
-of what it has seen itself, with the margins of `ranks_gone_s` (`EventAggregator._is_gone`); so do the simulation
-(benchmarks/sim/world.py) and the tests' coordinator. What goes in:
+rule, and nothing else computes it.** The follower asks it of its own times (`Follower._keep_lease`), or its launcher
+does (`LeaseFence`); the head asks it of what it has seen itself, with the margins of `ranks_gone_s`
+(`EventAggregator._is_gone`); so do the simulation (benchmarks/sim/world.py) and the tests' coordinator. What goes in:
 
 | | a node, of its own ranks | the head, of a node's |
 |---|---|---|
