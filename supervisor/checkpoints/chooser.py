@@ -182,10 +182,13 @@ class Chooser:
         with self._lock:
             self._memory.prior = {one.candidate.path: fingerprint(one.candidate) for one in found}
 
-    def saw_saved(self, path: str, step: int, wall_s: float, inode: int = 0, attempt: int = -1) -> None:
+    def saw_saved(
+        self, path: str, step: int, wall_s: float, inode: int = 0, attempt: int = -1, *, is_named: bool = False
+    ) -> None:
         """Note a save that a rank reported, a file or a folder, now (wall_s), with the steps it had done.
 
-        inode: what the rank saw there when it had written; 0: not known. attempt: the rank's; -1: not known.
+        inode: what the rank saw there when it had written; 0: not known. attempt: the rank's; -1: not known. is_named:
+        the script has said that it is a checkpoint.
         """
         self._locate()
         said = resolve(path)
@@ -193,7 +196,8 @@ class Chooser:
         root = root_of(real, step, self._cwd)
         is_it = is_sure(said, real, stat, wall_s, inode)
         with self._lock:
-            self._memory.remember(real, Saved(step, wall_s, stat_tuple(stat), attempt, is_it))
+            saved = Saved(step, wall_s, stat_tuple(stat), attempt, is_it, is_named=is_named)
+            self._memory.remember(real, saved)
             if stat is not None:
                 self._by_stat[stat] = self._memory.saved[real]
                 if len(self._by_stat) > 3 * MAX_SAVED:
@@ -280,7 +284,7 @@ class Chooser:
         right = step + (offset or 0)
         if said is not None and said != right:
             return f"it says step {said}, {f'and {step} are finished' if right == step else f'where {right} is right'}"
-        self.saw_saved(path, step, wall_s, inode, attempt)
+        self.saw_saved(path, step, wall_s, inode, attempt, is_named=says is None)
         return SeenInTime(_checkpoint_of(candidate, step if said is None else said), said is None or offset is None)
 
     def saw_parts_in_time(self, parts: Sequence[PartSaved], step: int, attempt: int) -> SeenInTime | str:
@@ -307,7 +311,7 @@ class Chooser:
                 self._memory.parts.pop(first, None)
             return found
         for part in parts:
-            self.saw_saved(part.path, step, part.wall_s, part.inode, attempt)
+            self.saw_saved(part.path, step, part.wall_s, part.inode, attempt, is_named=True)
         return found
 
     def _judge_parts(self, first: str, known: Iterable[str], step: int, attempt: int) -> SeenInTime | str:
@@ -640,7 +644,8 @@ class Chooser:
         )
 
     def _pool(self, eligible: list[Found], limit_s: float) -> list[Found]:
-        """Those of the surest tier; of files without an optimizer only the largest family."""
+        """Those of the surest tier; of files without an optimizer the largest family, and what the script has named."""
+        named = {one.candidate.path for one in eligible if self._is_named(one.candidate)}
         families: dict[str, list[Found]] = {}
         for one in eligible:
             key = family_key(one.candidate) if is_judged(one.candidate) else ""
@@ -653,10 +658,22 @@ class Chooser:
         doubtful = {key for key, (tier, is_doubtful) in tiers.items() if is_doubtful and tier <= worst}
         best = min((tier for key, (tier, _) in tiers.items() if tier <= worst and key not in doubtful), default=None)
         keys = {key for key, (tier, _) in tiers.items() if tier is best and key not in doubtful}
-        if best is not Tier.TRAINING and len(keys) > 1:
-            keys = {max(keys, key=lambda key: max(one.candidate.size_bytes for one in families[key]))}
+        if best is Tier.TRAINING:
+            named = set()
+        elif unsaid := [key for key in keys if any(one.candidate.path not in named for one in families[key])]:
+            keys = {max(unsaid, key=lambda key: max(one.candidate.size_bytes for one in families[key]))}
         keys |= doubtful
-        return [one for one in eligible if (family_key(one.candidate) if is_judged(one.candidate) else "") in keys]
+        return [
+            one
+            for one in eligible
+            if (family_key(one.candidate) if is_judged(one.candidate) else "") in keys or one.candidate.path in named
+        ]
+
+    def _is_named(self, candidate: Candidate) -> bool:
+        """Whether the script has said that these very files are a checkpoint."""
+        with self._lock:
+            saves = [self._by_stat.get(stat) for stat in candidate.files.values()]
+        return any(save is not None and save.is_named for save in saves)
 
     def _tier(self, members: list[Found], limit_s: float = CHOICE_S) -> tuple[Tier, bool]:
         """Judge a family by its newest whole member, else by what it was found to be before, else by its name.

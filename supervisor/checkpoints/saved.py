@@ -39,6 +39,8 @@ class Saved(msgspec.Struct, frozen=True):
     """That file is the one that was written: by its inode, or it lay where it was written."""
     order: int = 0
     """Saves that were reported before it."""
+    is_named: bool = False
+    """The script has said that it is a checkpoint: by save_with(), or snapshot()."""
 
 
 class Memory(msgspec.Struct):
@@ -73,7 +75,8 @@ class Memory(msgspec.Struct):
             return
         self.saved.pop(path, None)
         self.reports += 1
-        self.saved[path] = msgspec.structs.replace(saved, order=self.reports)
+        is_named = saved.is_named or (before is not None and before.is_named and before.stat == saved.stat)
+        self.saved[path] = msgspec.structs.replace(saved, order=self.reports, is_named=is_named)
         if before is not None and before.is_sure and not _is_one_file(before, saved):
             self.renamed = [*self.renamed, before][-MAX_RENAMED:]
         while len(self.saved) > MAX_SAVED:

@@ -39,6 +39,7 @@ from guardrun.supervisor.report.run_record import write_summary
 from guardrun.supervisor.rundir.run_directory import CHECKPOINTS_FILE, RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.sample_ledgers import SampleLedgers, SaveAccount
+from guardrun.supervisor.saving.snapshot_files import Written
 from guardrun.supervisor.saving.snapshots import Snapshots
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.control_messages import Shares, shares_json
@@ -250,13 +251,19 @@ class Performer:
         no_snapshot = why_spoilt(context.engine.state)
         resume_first = self._node.run_file.settings.resume_first and is_first
         ledgers = self._ledgers if not action.is_look else None
-        if ledgers is not None and (attempt := context.engine.state.attempt) is not None:
-            ledgers.refresh(attempt.number, sorted(attempt.ranks))
+        last = context.engine.state.attempt
+        ranks = sorted(last.ranks) if last is not None else []
+        if ledgers is not None and last is not None:
+            ledgers.refresh(last.number, ranks)
+
+        def note(attempt: int, written: Written) -> None:
+            if ledgers is not None:
+                ledgers.written_from_memory(attempt, written, ranks)
 
         def work() -> ev.Event:
             is_urgent = not action.is_look
             choice = context.chooser.choose(resume_first, action.avoid, is_urgent=is_urgent, spoiled=spoiled)
-            snapshot = self._snapshots.write_newer(choice, spoiled, no_snapshot) if is_urgent else None
+            snapshot = self._snapshots.write_newer(choice, spoiled, no_snapshot, note) if is_urgent else None
             if snapshot is not None and snapshot.path:
                 self._keep_chooser()
                 choice = context.chooser.choose(resume_first, action.avoid, is_urgent=True, spoiled=spoiled)

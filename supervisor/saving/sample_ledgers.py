@@ -7,6 +7,7 @@ folder, where ranks find it (hooks/data/data_replay.py). Only in jobs of one nod
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from guardrun.supervisor.collect.ranks.ledgers import (
 )
 from guardrun.supervisor.engine.model.events import Checkpoint
 from guardrun.supervisor.node.run_context import RunContext
+from guardrun.supervisor.saving.snapshot_files import Written
 
 FILE = "data-ledger.json"
 MAX_SAVES = 64
@@ -59,11 +61,13 @@ class SaveAccount(msgspec.Struct, kw_only=True):
 
 
 class SampleLedgers:
-    """Of one run. Runs on the loop's thread, but for find()."""
+    """Of one run. Runs on the loop's thread, but for what says otherwise."""
 
     def __init__(self, node: RunContext, sockets: Path) -> None:
         self._node, self._sockets = node, sockets
         self._path = node.run_dir / FILE
+        self._lock = threading.Lock()
+        """Held while a save is noted."""
         self._saves = _read(self._path)
         self._is_keeping = False
         self._has_loaders = any(save.loaders for save in self._saves)
@@ -85,6 +89,17 @@ class SampleLedgers:
             seen = SaveSeen(own_steps, checkpoint.step, time.monotonic_ns(), look[1], look[0])
             self._note(attempt, rank, seen, ranks)
             self._keep()
+
+    def written_from_memory(self, attempt: int, written: Written, ranks: Sequence[int]) -> None:
+        """A snapshot that ranks have left was written out. For a thread that may wait, as find()."""
+        if written.whole is None:
+            return
+        last = max(written.whole.copies, key=lambda copy: copy.record.written_ns)
+        for path in written.paths if last.record.is_counted else ():
+            if (look := stat_identity(path)) is not None:
+                seen = SaveSeen(last.record.at, written.step, last.record.written_ns, look[1], look[0])
+                self._note(attempt, last.global_rank, seen, ranks)
+        self._keep()
 
     def find(self, files: Sequence[str]) -> SaveAccount | None:
         """The account of a checkpoint that these files make up; None: there is none. For a thread that may wait."""
@@ -137,14 +152,15 @@ class SampleLedgers:
             world_size=len(ranks),
             loaders=loaders if seen.own_steps or loaders else self._resumed,
         )
-        known = next((one for one in self._saves if _is_same(one, account)), None)
-        if known is None:
-            self._saves = [*self._saves, account][-MAX_SAVES:]
-        else:
-            account = known
-        if len(account.files) < MAX_FILES:
-            account.files.append((seen.mtime_ns, seen.size))
-        self._has_loaders = self._has_loaders or bool(account.loaders)
+        with self._lock:
+            known = next((one for one in self._saves if _is_same(one, account)), None)
+            if known is None:
+                self._saves = [*self._saves, account][-MAX_SAVES:]
+            else:
+                account = known
+            if len(account.files) < MAX_FILES:
+                account.files.append((seen.mtime_ns, seen.size))
+            self._has_loaders = self._has_loaders or bool(account.loaders)
 
     def _rings(self, attempt: int, ranks: Sequence[int], since: int = 0) -> dict[int, list[Ring]]:
         return {rank: read_rings(self._sockets, attempt, rank, since) for rank in ranks}

@@ -37,6 +37,8 @@ class Written(NamedTuple):
     took_s: float = 0.0
     why: str = ""
     """Why nothing was written, or an older one than could have been; empty: there was nothing newer to write."""
+    whole: WholeSet | None = None
+    """What was written."""
 
 
 class NotWrittenError(Exception):
@@ -86,7 +88,8 @@ def write_newest(
             why = why or f"step {whole.step}: {error}"[:MAX_WHY_CHARS]
             continue
         size = sum(copy.record.size_bytes for copy in whole.copies)
-        return Written(whole.step, tuple(paths), tuple(inodes), size, time.monotonic() - began_s, why[:MAX_WHY_CHARS])
+        took_s = time.monotonic() - began_s
+        return Written(whole.step, tuple(paths), tuple(inodes), size, took_s, why[:MAX_WHY_CHARS], whole)
     return Written(why=(why or lacking)[:MAX_WHY_CHARS])
 
 

@@ -81,11 +81,17 @@ class Snapshots:
             return self.others.has_any
         return bool(self._memory.held(self._node.ingest.attempt))
 
-    def write_newer(self, choice: Choice, spoiled: Sequence[Spoiled], why_not: str = "") -> SnapshotWritten | None:
+    def write_newer(
+        self,
+        choice: Choice,
+        spoiled: Sequence[Spoiled],
+        why_not: str = "",
+        note: Callable[[int, Written], object] = lambda attempt, written: None,
+    ) -> SnapshotWritten | None:
         """Write out what the last attempt has left, if it is newer than what would be resumed from.
 
         why_not: why it may not be. Nothing of the attempt is alive. On the chooser's thread; may block as disks do. The
-        chooser knows of it then.
+        chooser knows of it then; so does whoever notes what attempt has left it.
         """
         if not self.has_any:
             return None
@@ -97,7 +103,8 @@ class Snapshots:
         attempt, written = write(past_step, spoiled)
         for path, inode in zip(written.paths, written.inodes, strict=True):
             wall_s = clock.wall_s(clock.now())
-            chooser.saw_saved(path, written.step, wall_s, inode, attempt)
+            chooser.saw_saved(path, written.step, wall_s, inode, attempt, is_named=True)
+        note(attempt, written)
         if not written.paths and not written.why:
             return None
         return SnapshotWritten(

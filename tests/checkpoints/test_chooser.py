@@ -258,6 +258,55 @@ def test_of_two_families_without_one_the_largest_counts(
     assert taken(chooser.choose()) == "model_20.pt"
 
 
+def test_what_the_script_has_named_is_no_family_among_others(torch: ModuleType, tmp_path: Path, clock: Clock) -> None:
+    """Without an optimizer: a snapshot that was resumed from, ordinary saves since, and one in time; then others."""
+    chooser = Chooser(BEGAN)
+
+    def saved(name: str, step: int, size: int, *, is_named: bool = False) -> None:
+        torch.save({"weight": torch.zeros(size)}, tmp_path / name)
+        clock.touch(tmp_path / name)
+        chooser.saw_saved(str(tmp_path / name), step, clock.now, is_named=is_named)
+
+    saved("snapshot_14.pt", 14, 5100, is_named=True)
+    assert taken(chooser.choose()) == "snapshot_14.pt"
+    saved("step_18.pt", 18, 5000)
+    saved("ema_18.pt", 18, 50)
+    assert taken(chooser.choose()) == "step_18.pt"
+    saved("snapshot_22.pt", 22, 40, is_named=True)
+    assert taken(chooser.choose()) == "snapshot_22.pt"
+    saved("step_22.pt", 22, 5000, is_named=True)  # the same family as ordinary ones
+    saved("ema_23.pt", 23, 50)
+    again = Chooser.from_state(chooser.state())
+    assert taken(chooser.choose()) == taken(again.choose()) == "step_22.pt"
+
+
+def test_another_file_at_that_place_is_not_what_the_script_has_named(
+    torch: ModuleType, tmp_path: Path, clock: Clock
+) -> None:
+    chooser = Chooser(BEGAN)
+    for name, size in (("model_20.pt", 5000), ("last.pt", 50)):
+        torch.save({"weight": torch.zeros(size)}, tmp_path / name)
+        clock.touch(tmp_path / name)
+        chooser.saw_saved(str(tmp_path / name), 20 + (size == 50), clock.now, is_named=size == 50)
+    assert taken(chooser.choose()) == "last.pt"
+    (tmp_path / "last.pt").unlink()
+    torch.save({"bias": torch.zeros(60)}, tmp_path / "last.pt")
+    clock.touch(tmp_path / "last.pt")
+    assert taken(chooser.choose()) == "model_20.pt"
+
+
+def test_what_the_script_has_named_does_not_outdo_those_with_an_optimizer(
+    torch: ModuleType, tmp_path: Path, clock: Clock, write: Write
+) -> None:
+    """It may be half of what is to be resumed; nobody has tried."""
+    chooser = Chooser(BEGAN)
+    save(chooser, clock, write, tmp_path / "full_20.pt", step=20)
+    torch.save({"weight": torch.zeros(50)}, tmp_path / "named_30.pt")
+    clock.touch(tmp_path / "named_30.pt")
+    chooser.saw_saved(str(tmp_path / "named_30.pt"), 30, clock.now, is_named=True)
+    assert taken(chooser.choose()) == "full_20.pt"
+
+
 def test_a_named_checkpoint_without_tensors_will_do(torch: ModuleType, tmp_path: Path, clock: Clock) -> None:
     chooser = Chooser(BEGAN)
     torch.save({"step": 12}, tmp_path / "state.pt")

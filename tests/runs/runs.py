@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +107,22 @@ def finish(run: GuardrunRun, timeout_s: float = 120.0) -> Finished:
     assert not left, f"alive after the end: {'; '.join(map(str, left))}\n{finished}"
     check_record(finished)
     return finished
+
+
+def kill_all(run: GuardrunRun) -> None:
+    """End all of it at one moment: whoever saw another end would still write something."""
+    stopped: set[int] = set()
+    while left := [process.pid for process in run.alive() if process.pid not in stopped]:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+            stopped.add(pid)
+    run.close()
+
+
+def starts(done: Finished) -> set[int]:
+    """At which steps ranks have begun."""
+    return {int(step) for step in re.findall(r"starts at step (\d+)", done.stdout)}
 
 
 def check_record(finished: Finished) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +17,12 @@ from guardrun.hooks.data.sample_ledger import SampleLedger
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.ledger_page import consumed_name
 from guardrun.hooks.wire.messages import CheckpointSaved
+from guardrun.hooks.wire.snapshot_index import HOLDS, Record
 from guardrun.supervisor.engine.model.events import Checkpoint
 from guardrun.supervisor.saving import sample_ledgers
 from guardrun.supervisor.saving.sample_ledgers import SampleLedgers
+from guardrun.supervisor.saving.snapshot_files import Written
+from guardrun.supervisor.saving.snapshot_sets import Copy, WholeSet
 
 CHECKPOINT = Checkpoint(path="/out/a.pt", step=40)
 
@@ -133,6 +137,20 @@ def test_a_save_that_nobody_lived_to_tell_of(training: Training) -> None:
     assert training.batches(path) == [3, 3]
     fields = training.handed_on(path)
     assert fields is not None and max(map(int, fields["ranks"]["1"][0]["near"])) == 7
+
+
+def test_a_snapshot_that_is_written_out_holds_the_steps_of_its_copies(training: Training) -> None:
+    """Ranks went on after the copy was made; which of two replicas is written out is all the same."""
+    training.train(9)
+    path = training.folder / "snapshot_6.pt"
+    path.write_bytes(b"x" * 80)
+    for at, is_counted in ((6, True), (5, False)):
+        record = Record(1, at, is_counted, 46, 80, time.monotonic_ns(), HOLDS, 0, str(path))
+        written = Written(46, (str(path),), (1,), 80, 0.1, whole=WholeSet((Copy(0, 0, record),)))
+        training.ledgers.written_from_memory(0, written, [0, 1])
+        assert training.batches(path) == [6, 6]
+    training.ledgers.written_from_memory(0, Written(why="no copy of step 5 is known of rank 1"), [0, 1])
+    assert training.batches(path, training.supervisor()) == [6, 6]
 
 
 def test_a_save_before_the_first_step_holds_what_its_attempt_began_with(training: Training) -> None:

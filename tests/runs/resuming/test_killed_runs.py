@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import re
-import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.runs import RESUME, SCRIPTS, USAGE_ERROR
+from tests.runs.runs import RESUME, SCRIPTS, USAGE_ERROR, kill_all, starts
 from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.support.waiting import wait_until
 
@@ -83,22 +81,6 @@ def length_s(tmp_path_factory: pytest.TempPathFactory) -> float:
     return took_s
 
 
-def kill(run: GuardrunRun) -> None:
-    """End all of it at one moment: whoever saw another end would still write something."""
-    stopped: set[int] = set()
-    while left := [process.pid for process in run.alive() if process.pid not in stopped]:
-        for pid in left:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-            stopped.add(pid)
-    run.close()
-
-
-def starts(done: Finished) -> set[int]:
-    """At which steps ranks have begun."""
-    return {int(step) for step in re.findall(r"starts at step (\d+)", done.stdout)}
-
-
 def check_goes_on(runs: KilledRuns, done: Finished, highest: int) -> None:
     """From the newest checkpoint, to the end; and then never again."""
     assert done.returncode == 0 and starts(done) == {highest}, f"{highest} was there\n{done}"
@@ -120,7 +102,7 @@ def play(folder: Path, at_s: float) -> None:
         with suppress(subprocess.TimeoutExpired):
             run.process.wait(at_s)
         was_over = run.process.poll() == 0
-        kill(run)
+        kill_all(run)
         were_done = run.stdout.count(": done") == 2
         was_over = was_over or bool((summary := run.summary()) and summary["outcome"] == "finished")
         highest = runs.highest()
@@ -167,7 +149,7 @@ def test_a_run_whose_journal_is_lost_goes_on_from_its_newest_checkpoint(
 ) -> None:
     run = killed.start("--plan=*:stop@22:0")
     killed.wait_for_step(20)
-    kill(run)
+    kill_all(run)
     lose(killed.journal)
     highest = killed.highest()
     check_goes_on(killed, killed.start().wait(), highest)
@@ -180,7 +162,7 @@ def test_what_the_run_wrote_is_its_own_where_all_memory_of_it_is_lost(killed: Ki
     os.utime(killed.folder / "out" / "ckpt_99.safetensors", (1, 1))
     run = killed.start("--plan=*:stop@22:0")
     wait_until((killed.folder / "out" / "ckpt_20.safetensors").exists, 60, "the checkpoint of step 20")
-    kill(run)
+    kill_all(run)
     for name in ("events.jsonl", "checkpoints.json"):
         (killed.journal.parent / name).unlink()
     done = killed.start().wait()
@@ -192,7 +174,7 @@ def test_on_a_full_disk_it_is_not_begun_anew_elsewhere(killed: KilledRuns, small
     env: dict[str, str | None] = {"GUARDRUN_DIR": str(small_tmpfs)}
     run = killed.start("--plan=*:stop@22:0", env=env)
     killed.wait_for_step(20)
-    kill(run)
+    kill_all(run)
     os.truncate(small_tmpfs / "job" / "events.jsonl", 0)
     with suppress(OSError), (small_tmpfs / "filler").open("wb", buffering=0) as filler:
         while True:

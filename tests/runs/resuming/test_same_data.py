@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
-from torch.utils.data import DistributedSampler
-
 from tests.runs.runs import EdgeRuns, Finished, own_lines
+from tests.runs.samples import trained, undisturbed
 
-SAMPLES, EPOCHS, BATCH, SAVE_EVERY = 220, 4, 4, 4
+SAMPLES, EPOCHS = 220, 4
 KILLS = 20
 CONFIG = f"""
 [checkpoint]
@@ -21,26 +19,6 @@ jit_s = 5
 max_restarts = {2 * KILLS}
 """
 EXACT, TOLD = CONFIG.format(exact="true"), CONFIG.format(exact="false")
-
-
-def undisturbed(rank: int) -> list[tuple[int, list[int]]]:
-    """Step by step the epoch and the samples of a rank, as its sampler has them."""
-    sampler: DistributedSampler[int] = DistributedSampler(range(SAMPLES), 2, rank)  # type: ignore[arg-type]
-    found = []
-    for epoch in range(EPOCHS):
-        sampler.set_epoch(epoch)
-        order = list(sampler)
-        found += [(epoch, order[at : at + BATCH]) for at in range(0, len(order) - BATCH + 1, BATCH)]
-    return found
-
-
-def trained(folder: Path, rank: int) -> list[tuple[int, list[int]]]:
-    """The same, as it came to be: by the last attempt that did each step."""
-    steps: dict[int, tuple[int, list[int]]] = {}
-    for line in (folder / f"trained-{rank}").read_text().splitlines():
-        _, step, epoch, samples = line.split()
-        steps[int(step)] = int(epoch), [int(one) for one in samples.split(",")]
-    return [steps[step] for step in sorted(steps)]
 
 
 def replays(finished: Finished) -> list[dict[str, Any]]:
@@ -57,7 +35,7 @@ def test_each_sample_comes_once_over_twenty_kills(edge: EdgeRuns) -> None:
     assert finished.returncode == 0, finished
     assert [incident["cause"] for incident in finished.incidents] == ["killed"] * KILLS
     for rank in (0, 1):
-        assert trained(edge.folder, rank) == undisturbed(rank)
+        assert trained(edge.folder, rank) == undisturbed(rank, SAMPLES, EPOCHS)
     told = replays(finished)
     assert {one["status"] for one in told} <= {"skipped", "continued"} and len(told) == KILLS
     assert finished.incidents[0]["evidence"]["data_replay"]["status"] == "skipped"
@@ -70,7 +48,7 @@ def test_a_script_that_skips_by_itself_does_so_once(edge: EdgeRuns) -> None:
     finished = edge.run("once.py", "--kills=6:0,47:1", "--itself", "--workers=1,0", config=EXACT)
     assert finished.returncode == 0, finished
     for rank in (0, 1):
-        assert trained(edge.folder, rank) == undisturbed(rank)
+        assert trained(edge.folder, rank) == undisturbed(rank, SAMPLES, EPOCHS)
     assert [one["status"] for one in replays(finished)] == ["skipped"] * 2
     assert all(one["passed_over"] for one in replays(finished))
 
@@ -82,7 +60,7 @@ def test_by_default_it_is_told_what_comes_twice_and_nothing_is_changed(edge: Edg
     assert (told["status"], told["samples"], told["repeated"]) == ("repeated", 64, 64)
     assert told == incident["evidence"]["data_replay"]
     again = trained(edge.folder, 0)
-    assert again[8:18] == undisturbed(0)[:10] and len(again) == EPOCHS * 27 + 8
+    assert again[8:18] == undisturbed(0, SAMPLES, EPOCHS)[:10] and len(again) == EPOCHS * 27 + 8
     said = "64 samples of epoch 0 that the checkpoint holds are trained on again."
     assert sum(said in line for line in own_lines(finished)) == 1
     assert (

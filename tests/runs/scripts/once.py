@@ -21,13 +21,15 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, Tens
 from guardrun import hooks
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--kills", default="", help="STEP:RANK of each attempt")
+parser.add_argument("--kills", default="", help="STEP:RANK of each attempt; RANK -1: all of them")
 parser.add_argument("--workers", default="0", help="of each attempt, over and over")
 parser.add_argument("--samples", type=int, default=220)
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--save-every", type=int, default=4)
 parser.add_argument("--accumulate", type=int, default=1)
 parser.add_argument("--itself", action="store_true", help="the script skips by itself")
+parser.add_argument("--everything", action="store_true", help="save_with() and snapshot() in each attempt")
+parser.add_argument("--step-s", type=float, default=0.0)
 parser.add_argument("--unseeded", action="store_true", help="each attempt has an order of its own")
 arguments = parser.parse_args()
 
@@ -56,9 +58,12 @@ if arguments.unseeded:
 Path("out").mkdir(exist_ok=True)
 
 
+def state_now() -> dict[str, object]:
+    return {"model": model.module.state_dict(), "step": step, "epoch": epoch, "batches": at}
+
+
 def save() -> str:
-    state = {"model": model.module.state_dict(), "step": step, "epoch": epoch, "batches": at}
-    torch.save(state, f"out/{RANK}.tmp")
+    torch.save(state_now(), f"out/{RANK}.tmp")
     os.replace(f"out/{RANK}.tmp", f"out/step_{step}.pt")
     return f"out/step_{step}.pt"
 
@@ -84,7 +89,8 @@ def wait_until_all_have_done(step: int) -> None:
         time.sleep(0.01)
 
 
-if ATTEMPT % 4 == 3:
+print(f"rank {RANK} starts at step {step}", flush=True)
+if ATTEMPT % 4 == 3 or arguments.everything:
     hooks.save_with(save)
 log = open(f"trained-{RANK}", "a", buffering=1)  # noqa: SIM115
 for epoch in range(start_epoch, arguments.epochs):
@@ -108,9 +114,12 @@ for epoch in range(start_epoch, arguments.epochs):
         ids = []
         if step % arguments.save_every == 0 and RANK == 0:
             save()
-        if (ATTEMPT, step, RANK) in kills:
+        if arguments.everything:
+            hooks.snapshot(state_now, path=f"out/snapshot_{step}.pt")
+        time.sleep(arguments.step_s)
+        if {(ATTEMPT, step, RANK), (ATTEMPT, step, -1)} & {*kills}:
             wait_until_all_have_done(step)
-            if ATTEMPT:
+            if ATTEMPT and not arguments.everything:
                 wait_until_told()
             os.kill(os.getpid(), signal.SIGKILL)
     with torch.no_grad():
