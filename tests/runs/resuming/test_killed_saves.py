@@ -33,7 +33,6 @@ COMMAND = [
     f"--epochs={EPOCHS}",
     "--save-every=6",
     "--everything",
-    "--step-s=0.03",
     "--kills=8:0,15:-1,23:1,33:-1",
 ]
 CONFIG = """
@@ -61,8 +60,13 @@ class KilledSaves:
         self.starter = GuardrunStarter(folder)
 
     def start(self, executed: bool = False) -> GuardrunRun:
-        """executed: ranks by an interpreter of their own, as everywhere but in tests; others are never forked warm."""
-        return self.starter.start(COMMAND, config=CONFIG, env={"PYTHON_EXEC": other_name()} if executed else None)
+        """executed: ranks by an interpreter of their own, as everywhere but in tests; others are never forked warm.
+
+        Such steps are so long that a warm process is there before the first rank is killed.
+        """
+        if executed:
+            return self.starter.start([*COMMAND, "--step-s=0.5"], config=CONFIG, env={"PYTHON_EXEC": other_name()})
+        return self.starter.start([*COMMAND, "--step-s=0.03"], config=CONFIG)
 
     def checkpoints(self) -> dict[str, str]:
         """What each consists of, by its name: all are put in place whole."""
