@@ -53,7 +53,7 @@ def give_up_supervisor(job: Job, name: str) -> None:
 
 def test_ranks_of_a_node_that_is_cut_off_and_has_no_supervisor_are_gone_before_the_next_attempt(job: Job) -> None:
     """Long: a lease has to end, which nobody but the launcher sees."""
-    job.start(2, ["head", "node1", "node2"], spares=1, config=CONFIG + "[fleet]\nlost_s = 11\nterm_s = 10\n")
+    job.start(2, ["head", "node1", "node2"], spares=1, config=CONFIG + "[fleet]\nlost_s = 15\nterm_s = 14\n")
     job.wait_until_tied("node1")
     [rank] = job["node1"].ranks()
     job.lab.cut(job["node1"].host)
