@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,13 @@ def unloaded() -> Iterator[None]:
     html_page._loading.cache_clear()
     yield
     html_page._loading.cache_clear()
+
+
+def test_who_waits_for_templates_in_vain_is_told_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    never: Future[Any] = Future()
+    monkeypatch.setattr(html_page, "_loading", lambda: never)
+    with pytest.raises(TimeoutError, match=r"templates could not be read within 0\.01 s"):
+        html_page.environment(0.01)
 
 
 def written(tmp_path: Path) -> str:

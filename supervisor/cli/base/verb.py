@@ -48,6 +48,10 @@ class Call(NamedTuple):
     """Which program asks in the user's place, for the journal: `by guardctl mcp`."""
 
 
+PAGE_S = 60.0
+"""A person waits for it, and no training does."""
+
+
 def write_named(path: Path, data: bytes, mode: int = READABLE) -> None:
     """Write a file that the user has named, in place of one at most. Raises CtlError."""
     try:
@@ -56,6 +60,17 @@ def write_named(path: Path, data: bytes, mode: int = READABLE) -> None:
         write_file(path, data, mode)
     except OSError as error:
         raise CtlError(f"{path} can't be written: {error.strerror or error}") from None
+
+
+def write_page(path: Path, make: Callable[[], str]) -> None:
+    """Write a page, made once its templates are there: a busy machine may take seconds for them. Raises CtlError."""
+    from guardrun.supervisor.report.elements.html_page import environment
+
+    try:
+        environment(PAGE_S)
+    except TimeoutError as error:
+        raise CtlError(str(error)) from None
+    write_named(path, make().encode("utf-8", "replace"))
 
 
 class Verb(NamedTuple):

@@ -21,7 +21,7 @@ from guardrun.supervisor.cli.base.verb import (
     is_alive,
     read_run,
     this_node,
-    write_named,
+    write_page,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def _run(call: Call) -> int:
     if path is not None:
         from guardrun.supervisor.report.comparison.comparison_page import comparison_html
 
-        write_named(path, comparison_html(a, b, found).encode("utf-8", "replace"))
+        write_page(path, lambda: comparison_html(a, b, found))
     if call.out.is_json:
         told = msgspec.to_builtins(found, str_keys=True)
         call.out.json(_plain({"a": _data(a), "b": _data(b), **told, "page": str(path) if path else None}))

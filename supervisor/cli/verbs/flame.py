@@ -21,6 +21,7 @@ from guardrun.supervisor.cli.base.verb import (
     named_run,
     whose_else,
     write_named,
+    write_page,
 )
 from guardrun.supervisor.cli.views.flame_view import print_flame
 from guardrun.supervisor.report.flame_graph import Flame, Sampled, as_data, flame_svg, unpack
@@ -110,7 +111,7 @@ def _write(folder: Path, number: int, heading: str, flame: Flame, ended: time.st
     )
     stem = f"rank-{number}-{time.strftime('%Y%m%dT%H%M%SZ', ended)}"
     drawing, samples = folder / f"{stem}.svg", folder / f"{stem}.folded"
-    write_named(drawing, flame_svg(flame, title).encode("utf-8", "replace"))
+    write_page(drawing, lambda: flame_svg(flame, title))
     write_named(samples, flame.folded.encode("utf-8", "replace"))
     return drawing, samples
 

@@ -22,7 +22,7 @@ from guardrun.supervisor.cli.base.verb import (
     is_anybodys,
     named_run,
     whose_else,
-    write_named,
+    write_page,
 )
 from guardrun.supervisor.cli.views.profile_view import print_profiles
 from guardrun.supervisor.engine.observation.frames import rank_list
@@ -137,8 +137,7 @@ def _write_page(call: Call, run_dir: Path, shown: Shown) -> Path | None:
         if whose := whose_else(run_dir):
             call.out.aside(f"{run_dir} is {whose}'s: root writes no page there (--output FILE)")
             return None
-    html = profile_html(run_dir.name, shown)
-    write_named(path, html.encode("utf-8", "replace"))
+    write_page(path, lambda: profile_html(run_dir.name, shown))
     return path
 
 

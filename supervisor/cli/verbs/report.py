@@ -22,7 +22,7 @@ from guardrun.supervisor.cli.base.verb import (
     read_run,
     this_node,
     whose_else,
-    write_named,
+    write_page,
 )
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.recovery.run_summary import attempt_record, summary
@@ -57,7 +57,7 @@ def _run(call: Call) -> int:
     if not output and not call.out.is_json and (whose := whose_else(run_dir)):
         raise CtlError(f"{run_dir} is {whose}'s: root writes nothing there; say where with --output FILE")
     if output or not call.out.is_json:
-        write_named(path, run_html(_with_links(data, path.parent), story).encode("utf-8", "replace"))
+        write_page(path, lambda: run_html(_with_links(data, path.parent), story))
     if call.out.is_json:
         call.out.json({**data, "page": str(path) if output else None})
     else:

@@ -43,9 +43,14 @@ def render(template: str, **values: Any) -> str:
     return environment().get_template(template).render(values)
 
 
-def environment() -> Environment:
-    """All templates, compiled. Raises as render does."""
-    return _loading().result(LOAD_S)
+def environment(limit_s: float = LOAD_S) -> Environment:
+    """All templates, compiled; waited for no longer than that. Raises as render does."""
+    from concurrent import futures
+
+    try:
+        return _loading().result(limit_s)
+    except futures.TimeoutError:  # before Python 3.11 another than TimeoutError
+        raise TimeoutError(f"{TEMPLATES} could not be read within {limit_s:g} s") from None
 
 
 @functools.cache
