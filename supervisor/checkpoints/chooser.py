@@ -648,8 +648,7 @@ class Chooser:
         named = {one.candidate.path for one in eligible if self._is_named(one.candidate)}
         families: dict[str, list[Found]] = {}
         for one in eligible:
-            key = family_key(one.candidate) if is_judged(one.candidate) else ""
-            families.setdefault(key, []).append(one)
+            families.setdefault(_family_of(one), []).append(one)
         tiers = {
             key: self._tier(members, limit_s) if key else (Tier.TRAINING, False) for key, members in families.items()
         }
@@ -663,11 +662,7 @@ class Chooser:
         elif unsaid := [key for key in keys if any(one.candidate.path not in named for one in families[key])]:
             keys = {max(unsaid, key=lambda key: max(one.candidate.size_bytes for one in families[key]))}
         keys |= doubtful
-        return [
-            one
-            for one in eligible
-            if (family_key(one.candidate) if is_judged(one.candidate) else "") in keys or one.candidate.path in named
-        ]
+        return [one for one in eligible if _family_of(one) in keys or one.candidate.path in named]
 
     def _is_named(self, candidate: Candidate) -> bool:
         """Whether the script has said that these very files are a checkpoint."""
@@ -707,6 +702,11 @@ class Chooser:
                 if NAME_LIKE.search(name):
                     skipped.append(Skipped(path=os.path.join(place.path, name), reason=reason))
         return skipped[:MAX_SKIPPED]
+
+
+def _family_of(one: Found) -> str:
+    """Empty: of a format whose names tell a checkpoint."""
+    return family_key(one.candidate) if is_judged(one.candidate) else ""
 
 
 def _checkpoint_of(candidate: Candidate, step: int) -> Checkpoint:

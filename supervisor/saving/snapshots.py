@@ -90,8 +90,8 @@ class Snapshots:
     ) -> SnapshotWritten | None:
         """Write out what the last attempt has left, if it is newer than what would be resumed from.
 
-        why_not: why it may not be. Nothing of the attempt is alive. On the chooser's thread; may block as disks do. The
-        chooser knows of it then; so does whoever notes what attempt has left it.
+        why_not: why it may not be. note: is told the attempt, and what came of it. Nothing of the attempt is alive. On
+        the chooser's thread; may block as disks do. The chooser knows of it then.
         """
         if not self.has_any:
             return None

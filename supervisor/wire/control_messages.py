@@ -31,21 +31,6 @@ class _Wire(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_de
 # Launcher → supervisor ------------------------------------------------------------------------------------------
 
 
-class Lease(_Wire, frozen=True, kw_only=True, tag="lease"):
-    """What a node that does not lead keeps its ranks by (`ranks_end_s`): said to the launcher once a second.
-
-    Times are seconds of `boot_s`.
-    """
-
-    attempt: int
-    at_s: float
-    """When it was said."""
-    contact_s: float
-    progress_s: float
-    term_s: float
-    still_s: float
-
-
 class LauncherHello(_Wire, frozen=True, kw_only=True, tag="launcher_hello"):
     """First on every connection (a restarted supervisor gets it again): who is alive right now."""
 
@@ -139,6 +124,21 @@ class Signalled(_Wire, frozen=True, kw_only=True, tag="signalled"):
 
 
 # Supervisor → launcher ------------------------------------------------------------------------------------------
+
+
+class Lease(_Wire, frozen=True, kw_only=True, tag="lease"):
+    """What a node that does not lead keeps its ranks by (`ranks_end_s`): said to the launcher once a second.
+
+    Times are seconds of `boot_s`.
+    """
+
+    attempt: int
+    at_s: float
+    """When it was said."""
+    contact_s: float
+    progress_s: float
+    term_s: float
+    still_s: float
 
 
 class Ack(_Wire, frozen=True, kw_only=True, tag="ack"):

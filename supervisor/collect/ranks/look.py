@@ -296,13 +296,17 @@ def _look_at(target: Target, clock: EngineClock, effort: Effort) -> ProcessLook:
     )
 
 
+def _dump_limit_s(target: Target) -> float:
+    return TIMEOUT_S + _THREAD_S * target.stat.threads
+
+
 def _dump(target: Target, effort: Effort) -> StackDump:
     pid, words = target.stat.pid, target.words
     fallback = None
     if words[Field.PID] == pid and words[Field.DUMP_SIGNAL] > 0 and target.board is not None:
         name = f"stacks-{effort.attempt}-{target.rank.global_rank}"
         fallback = Fallback(words[Field.DUMP_SIGNAL], Path(effort.sockets_dir) / name, target.board)
-    timeout_s = min(TIMEOUT_S + _THREAD_S * target.stat.threads, effort.deadline - time.monotonic())
+    timeout_s = min(_dump_limit_s(target), effort.deadline - time.monotonic())
     dump = dump_stacks(pid, target.stat.start, fallback=fallback, timeout_s=timeout_s, pyspy=effort.pyspy)
     target.raw.append(dump)
     return dump
@@ -322,7 +326,7 @@ def _sample(target: Target, stat: Stat, began: float, first: StackDump, effort: 
         return []
     for number in range(1, effort.samples):
         time.sleep(max(0.0, began + number * _SAMPLE_GAP_S - time.monotonic()))
-        if time.monotonic() > effort.deadline - TIMEOUT_S:
+        if time.monotonic() > effort.deadline - _dump_limit_s(target):
             break
         dump = _dump(target, effort)
         if dump.source == PYSPY:

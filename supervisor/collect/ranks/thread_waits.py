@@ -119,8 +119,8 @@ def read_standstill(
     machine, pauses = os.uname().machine, PAUSES.count(pid)
     if parse_call(read_call(pid, pid), machine).waits is Waits.OPEN or _has_alarm(pid):
         return NONE
-    stat = read_stat(pid)
-    if stat is None or stat.threads > MAX_THREADS:
+    found = table.stats.get(pid)
+    if found is None or found.threads > MAX_THREADS:
         return NONE
     pids = [pid, *table.descendants(pid, MAX_PROCESSES + 1)]
     if len(pids) > MAX_PROCESSES:

@@ -43,10 +43,11 @@ def render(template: str, **values: Any) -> str:
     return environment().get_template(template).render(values)
 
 
-def environment(limit_s: float = LOAD_S) -> Environment:
-    """All templates, compiled; waited for no longer than that. Raises as render does."""
+def environment(limit_s: float | None = None) -> Environment:
+    """All templates, compiled; waited for no longer than that, None: LOAD_S. Raises as render does."""
     from concurrent import futures
 
+    limit_s = LOAD_S if limit_s is None else limit_s
     try:
         return _loading().result(limit_s)
     except futures.TimeoutError:  # before Python 3.11 another than TimeoutError

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from guardrun.supervisor.engine.model.events import CheckpointChosen
+from guardrun.supervisor.engine.model.events import AttemptStarted, CheckpointChosen, DataReplayed, RunContinued
 from guardrun.supervisor.rundir.journal import read_lines
 from tests.runs.runs import SCRIPTS, USAGE_ERROR, kill_all, starts
 from tests.runs.samples import trained, undisturbed
@@ -47,7 +47,6 @@ max_restarts = 40
 warm = "auto"
 warm_free_mb = 0
 """
-UNKNOWN = "Whether samples are trained on twice, or not at all, since the checkpoint is not known: no account was kept"
 OWN = b"what a user keeps beside checkpoints"
 
 
@@ -78,6 +77,18 @@ class KilledSaves:
         lines = [line.event for line in read_lines(self.folder / "guardrun-runs" / "job") if line is not None]
         skipped = [one for event in lines if isinstance(event, CheckpointChosen) for one in event.skipped]
         return {Path(one.path).name for one in skipped if "just-in-time save that failed" in one.reason}
+
+    def without_account(self) -> tuple[set[int], int]:
+        """Attempts that had no account of the data which their checkpoint holds; and the first one after the kill."""
+        again, unknown, is_continued = -1, set(), False
+        for line in read_lines(self.folder / "guardrun-runs" / "job"):
+            event = None if line is None else line.event
+            is_continued |= isinstance(event, RunContinued)
+            if isinstance(event, AttemptStarted) and is_continued and again < 0:
+                again = event.attempt
+            if isinstance(event, DataReplayed) and event.status == "unknown":
+                unknown.add(event.attempt)
+        return unknown, again
 
     def close(self) -> None:
         self.starter.close()
@@ -131,8 +142,10 @@ def play(folder: Path, at_s: float, executed: bool) -> str:
             return "it had ended"
         assert done.returncode == 0, done
         first, passed_over = min(starts(done)), runs.passed_over()
-        # Of a save a moment before, no account may have been written yet: that is told.
-        check_trained(runs, first if UNKNOWN in done.stderr else None)
+        # Of a save a moment before, no account may have been written yet: that is told, of that start alone.
+        unknown, again = runs.without_account()
+        assert unknown <= {again}, done
+        check_trained(runs, first if unknown else None)
         assert passed_over <= {f"step_{step}.pt" for step in (8, 23)}, done
         assert first == max(map(step_of, kept.keys() - passed_over), default=0), done
         return f"from step {first}"
