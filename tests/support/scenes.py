@@ -25,6 +25,7 @@ NODE = "node-a"
 """What this machine is called there."""
 BLOCK = re.compile(r"(?<=^<!-- scene: )([\w -]+) -->\n```console\n(.*?)```$", re.MULTILINE | re.DOTALL)
 _ALIKE = (
+    (re.compile(r"\b[RSD](?= {2,}\d+$)", re.MULTILINE), "STATE"),  # before a process ID, at the end of a table's row
     (re.compile(r"\b\d{8}-\d{6}-([\w.-]+?)-[0-9a-f]{4}\b"), r"ID-\1"),
     (re.compile(r"\b[0-9a-f]{16}\b"), "DIGEST"),
     (re.compile(r"\d+(?:[.,:]\d+)*(?:e[+-]?\d+)?"), "0"),
