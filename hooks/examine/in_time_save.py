@@ -15,6 +15,7 @@ from guardrun.hooks.rank.rank import WAKE, Rank
 from guardrun.hooks.rank.save_gate import SaveGate
 from guardrun.hooks.saves.checkpoint_files import quiet_saves
 from guardrun.hooks.saves.in_time_files import NotSaved
+from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import LAST_STEP, newest_ns
 
 TYPE_CHECKING = False
@@ -48,6 +49,8 @@ class InTimeSave:
         self._rank, self._gate, self._step = rank, gate, step
         self._function, self._saver = gate.function, gate.asked_saver()
         self.ends_ns = until_ns
+        self._own_steps = -1
+        """Of this attempt, that it is to hold."""
         self._told: dict[str, Any] | None = None
         """Once it is over."""
         self._is_given_up = False
@@ -97,7 +100,7 @@ class InTimeSave:
         try:
             if self._is_given_up or self._rank.pid != os.getpid():
                 return {"why": "it was called off"}
-            self._step = self._rank.step_now()
+            self._step, self._own_steps = self._rank.step_now(), self._rank.words[Field.STEP]
             told = self._call()
             if self._function is not None and gate.asked_part is None and "path" in told and (why := gate.why_moved()):
                 return {"failed": why}
@@ -136,7 +139,7 @@ class InTimeSave:
         if written_ns < began_wall_ns - GRAIN_NS:
             return {"failed": f"{path} was written before its function was called"[:MAX_WHY_CHARS]}
         told = {"path": path, "inode": found.st_ino, "wall_s": time.time(), "took_s": took_s, "step": self._step}
-        told["written_ns"] = written_ns
+        told |= {"written_ns": written_ns, "own_steps": self._own_steps}
         if self._function is None and self._saver is not None:
             told["says"] = self._saver.step
         return told

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.messages import CheckpointLoaded
 from guardrun.launcher.base.processes import TOKEN_VARIABLE, notify_token
 from guardrun.supervisor.base.log import log
@@ -22,7 +21,6 @@ from guardrun.supervisor.base.own_files import open_folder, open_to_add, read_ow
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.checkpoints.chooser import Chooser
 from guardrun.supervisor.checkpoints.retention import ResumeProtection, elsewhere
-from guardrun.supervisor.collect.ranks.boards import step_of
 from guardrun.supervisor.daemon.slurm_schedule import Schedule
 from guardrun.supervisor.engine.incidents.sentences import say_snapshot
 from guardrun.supervisor.engine.model import actions as ac
@@ -47,6 +45,7 @@ from guardrun.supervisor.wire.control_messages import Shares, shares_json
 if TYPE_CHECKING:
     from guardrun.supervisor.fleet.coordinator.coordinator import Coordinator
     from guardrun.supervisor.report.timeline.timeline import Timeline
+    from guardrun.supervisor.saving.fleet_sample_ledgers import FleetLedgers
 
 KEEP_LOOKS = 12
 PRIOR_PATIENCE_S = 2.0
@@ -101,14 +100,14 @@ class Performer:
         schedule: Schedule,
         *,
         snapshots: Snapshots,
-        ledgers: SampleLedgers | None = None,
+        ledgers: SampleLedgers,
     ) -> None:
-        """ledgers: of the data that ranks are handed; None: in a job of several nodes."""
+        """ledgers: of the data that ranks are handed."""
         self._node, self._context, self._snapshots = node, context, snapshots
         self._saving, self._keeping, self._schedule = saving, keeping, schedule
         self._notified: list[subprocess.Popen[bytes]] = []
         self._is_keeping = False
-        self._ledgers = ledgers
+        self._own_ledgers = ledgers
         self._account: SaveAccount | None = None
         """Of the checkpoint that was chosen last."""
         self._orders: dict[type, Callable[..., None]] = {
@@ -192,12 +191,12 @@ class Performer:
     def _start(self, action: ac.StartAttempt) -> None:
         self._snapshots.let_go(action.attempt)
         if self._context.fleet is not None:
-            self._context.fleet.start(action)
+            self._context.fleet.start(action, self._account)
             return
-        if self._ledgers is not None and action.checkpoint is not None:
+        if action.checkpoint is not None:
             size = self._context.engine.state.world_size
             try:
-                self._ledgers.hand_on(action.attempt, action.checkpoint, self._account, world_size=size)
+                self._own_ledgers.hand_on(action.attempt, action.checkpoint, self._account, world_size=size)
             except OSError as error:
                 log.warning("data_ledger_not_handed_on", error=str(error))
         self._node.send(control_messages.start_of(action))
@@ -250,7 +249,7 @@ class Performer:
         spoiled = self._dated(action.spoiled)
         no_snapshot = why_spoilt(context.engine.state)
         resume_first = self._node.run_file.settings.resume_first and is_first
-        ledgers = self._ledgers if not action.is_look else None
+        ledgers = self._ledgers() if not action.is_look else None
         last = context.engine.state.attempt
         ranks = sorted(last.ranks) if last is not None else []
         if ledgers is not None and last is not None:
@@ -296,13 +295,14 @@ class Performer:
         reach = fleet.begin_save(action) if fleet is not None else None
         InTimeSaves(self._node, self._context, self._keep_chooser, self._saved_in_time, reach).begin(action)
 
-    def _saved_in_time(self, attempt: int, rank: int, step: int, checkpoint: ev.Checkpoint) -> None:
-        board = self._node.sampler.boards.get(rank)
-        words = board.read() if board is not None else None
-        if self._ledgers is not None and words is not None and attempt == self._node.ingest.attempt:
-            ranks = sorted(self._node.ingest.ranks)
-            own_steps = words[Field.STEP] - (step_of(words) - step)  # it may be further by now
-            self._ledgers.saved_in_time(attempt, rank, own_steps, checkpoint, ranks)
+    def _saved_in_time(self, attempt: int, rank: int, own_steps: int, checkpoint: ev.Checkpoint) -> None:
+        current = self._context.engine.state.attempt
+        if current is not None and attempt == current.number:
+            self._ledgers().saved_in_time(attempt, rank, own_steps, checkpoint, sorted(current.ranks))
+
+    def _ledgers(self) -> SampleLedgers | FleetLedgers:
+        fleet = self._context.fleet
+        return fleet.ledgers if fleet is not None else self._own_ledgers
 
     def _dated(self, spoiled: Sequence[ac.Spoiled]) -> list[ac.Spoiled]:
         """The same in time.time()'s seconds."""

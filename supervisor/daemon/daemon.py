@@ -66,11 +66,10 @@ class Daemon:
         self.saving = FinalSave(self.node, self)
         self.schedule = Schedule(self.node, self)
         self.snapshots = Snapshots(self.node, self)
-        ledgers = SampleLedgers(self.node, self.node.sockets) if run.fleet is None else None
-        if ledgers is not None:
-            self.node.ingest.on_save = ledgers.saved
+        self.ledgers = SampleLedgers(self.node, self.node.sockets)
+        self.node.ingest.on_save = self.ledgers.saved
         self.performer = Performer(
-            self.node, self, self.saving, self.keeping, self.schedule, snapshots=self.snapshots, ledgers=ledgers
+            self.node, self, self.saving, self.keeping, self.schedule, snapshots=self.snapshots, ledgers=self.ledgers
         )
         self.answers = Answers(self.node, self, self.saving)
         self._pace = Pace()

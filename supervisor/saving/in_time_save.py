@@ -268,8 +268,8 @@ class InTimeSaves:
     ) -> None:
         """keep: has what the chooser knows written down, for a supervisor after this one.
 
-        saved: gets attempt, rank, step as guardrun counts and checkpoint of a save that is to be used, on the loop's
-        thread. reach: None: all ranks are here.
+        saved: gets attempt, rank, steps of that attempt (-1: not known) and checkpoint of a save that is to be used, on
+        the loop's thread. reach: None: all ranks are here.
         """
         self._node, self._context, self._keep, self._saved = node, context, keep, saved
         self._reach = reach or OneNode(node)
@@ -374,8 +374,10 @@ class InTimeSaves:
             self._keep()
             if isinstance(found, str):
                 return event(None, f"{whose}: {found}")
-            writer = next((part.global_rank for part in saved if part.path == found.checkpoint.path), ranks[0])
-            self._node.post(lambda: self._saved(action.attempt, writer, step, found.checkpoint))
+            parts = zip(said, saved, strict=True)
+            writer, told = next((pair for pair, part in parts if part.path == found.checkpoint.path), said[0])
+            own_steps = _step(told.get("own_steps")) or -1
+            self._node.post(lambda: self._saved(action.attempt, writer, own_steps, found.checkpoint))
             return event(found.checkpoint, "", is_unchecked=found.is_unchecked)
 
         chooser.hurry()

@@ -2,14 +2,13 @@
 
 Of the newest MAX_SAVES saves, by the files that they wrote (their times and sizes, which renaming keeps). Nothing is
 ever written into the checkpoints' own folders. Before an attempt the account of its checkpoint goes into the socket
-folder, where ranks find it (hooks/data/data_replay.py). Only in jobs of one node.
+folder, where ranks find it (hooks/data/data_replay.py). What is between nodes is in fleet_sample_ledgers.py.
 """
 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,18 @@ from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import read_own, write_own
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.collect.ranks.ledgers import (
+    ALL_NS,
     LoaderAccount,
-    Ring,
+    Place,
     SaveSeen,
     find_accounts,
+    find_places,
     read_rings,
     read_saves,
     stat_identity,
 )
 from guardrun.supervisor.engine.model.events import Checkpoint
+from guardrun.supervisor.engine.recovery.data_replay import MAX_RANKS
 from guardrun.supervisor.node.run_context import RunContext
 from guardrun.supervisor.saving.snapshot_files import Written
 
@@ -38,7 +40,9 @@ FILE = "data-ledger.json"
 MAX_SAVES = 64
 MAX_FILES = 64
 """Of a save, and of a checkpoint that is looked up."""
-MAX_RANKS = 256
+MAX_PLACES = 4096
+"""Of ranks, in all saves: of many ranks fewer saves are kept."""
+FEWEST_SAVES = 4
 NO_ACCOUNT = "no account was kept of what had been handed out when this checkpoint was written"
 OTHER_SIZE = "there were {before} ranks, and now there are {now}"
 
@@ -76,19 +80,15 @@ class SampleLedgers:
 
     def saved(self, message: CheckpointSaved, ranks: Sequence[int]) -> None:
         """A rank of the current attempt has saved. ranks: all of them."""
-        seen = SaveSeen(message.own_steps, message.step, message.began_ns, message.size, message.mtime_ns)
-        self._note(message.attempt, message.global_rank, seen, ranks)
-        self._keep()
+        seen = seen_of(message)
+        self.note(message.attempt, message.global_rank, seen, self._places(message.attempt, ranks, seen.own_steps))
 
     def saved_in_time(
         self, attempt: int, rank: int, own_steps: int, checkpoint: Checkpoint, ranks: Sequence[int]
     ) -> None:
         """A rank has saved before the ranks are ended. own_steps: as Field.STEP of its board counts."""
-        look = stat_identity(checkpoint.path)
-        if look is not None:
-            seen = SaveSeen(own_steps, checkpoint.step, time.monotonic_ns(), look[1], look[0])
-            self._note(attempt, rank, seen, ranks)
-            self._keep()
+        if (seen := in_time_of(own_steps, checkpoint)) is not None:
+            self.note(attempt, rank, seen, self._places(attempt, ranks, own_steps))
 
     def written_from_memory(self, attempt: int, written: Written, ranks: Sequence[int]) -> None:
         """A snapshot that ranks have left was written out. For a thread that may wait, as find()."""
@@ -98,8 +98,7 @@ class SampleLedgers:
         for path in written.paths if last.record.is_counted else ():
             if (look := stat_identity(path)) is not None:
                 seen = SaveSeen(last.record.at, written.step, last.record.written_ns, look[1], look[0])
-                self._note(attempt, last.global_rank, seen, ranks)
-        self._keep()
+                self.note(attempt, last.global_rank, seen, self._places(attempt, ranks, seen.own_steps))
 
     def find(self, files: Sequence[str]) -> SaveAccount | None:
         """The account of a checkpoint that these files make up; None: there is none. For a thread that may wait."""
@@ -110,60 +109,85 @@ class SampleLedgers:
 
     def refresh(self, attempt: int, ranks: Sequence[int]) -> None:
         """An attempt is over: what was not told, or not taken yet by the time of a save, is known by now."""
-        known = {file for save in self._saves if save.attempt == attempt for file in save.files}
         for rank in ranks:
             for seen in read_saves(self._sockets, attempt, rank):
-                if (seen.mtime_ns, seen.size) not in known:
-                    self._note(attempt, rank, seen, ranks)
-        open_ended = [save for save in self._saves if save.attempt == attempt and _is_open_ended(save)]
-        rings = self._rings(attempt, ranks) if open_ended else {}
-        for save in open_ended:
-            loaders = find_accounts(rings, save.done, save.saver, save.began_ns)
-            if _is_better(loaders, save.loaders):
-                save.loaders = loaders
+                if not self.has_seen(attempt, seen):
+                    self.note(attempt, rank, seen, self._places(attempt, ranks, seen.own_steps))
+        steps = self.open_ended(attempt)
+        rings = {rank: read_rings(self._sockets, attempt, rank) for rank in ranks if steps}
+        for done in steps:
+            self.improve(attempt, done, {rank: find_places(own, done) for rank, own in rings.items()})
+
+    def has_seen(self, attempt: int, seen: SaveSeen) -> bool:
+        """Whether this save of the attempt was noted."""
+        file = (seen.mtime_ns, seen.size)
+        return any(file in map(tuple, save.files) for save in self._saves if save.attempt == attempt)
+
+    def open_ended(self, attempt: int) -> set[int]:
+        """After which steps of it there is a save of which more may be known by now."""
+        return {save.done for save in self._saves if save.attempt == attempt and _is_open_ended(save)}
+
+    def improve(self, attempt: int, done: int, places: Mapping[int, Sequence[Place]]) -> None:
+        """After these steps it was so, as is known better now. places: of all ranks."""
+        for save in self._saves:
+            if (save.attempt, save.done) == (attempt, done) and _is_open_ended(save):
+                loaders = find_accounts(places, done, save.saver, save.began_ns)
+                if _is_better(loaders, save.loaders):
+                    save.loaders = loaders
         self._keep()
 
     def hand_on(self, attempt: int, checkpoint: Checkpoint, account: SaveAccount | None, *, world_size: int) -> None:
         """Leave the account for the ranks of an attempt that resumes. Raises OSError."""
+        if (fields := self.make_fields(checkpoint, account, world_size=world_size)) is not None:
+            (self._sockets / consumed_name(attempt)).write_bytes(encode_json(fields))
+
+    def make_fields(
+        self, checkpoint: Checkpoint, account: SaveAccount | None, *, world_size: int
+    ) -> dict[str, Any] | None:
+        """What the ranks of an attempt are to be told of its checkpoint, as hooks/data/data_replay.py reads it.
+
+        None: nothing, as they take nothing from data loaders.
+        """
         self._resumed = account.loaders if account is not None else []
         if account is not None and not account.loaders and account.done:
             account = None
         if (account is None and not self._has_loaders) or (account is not None and not account.loaders):
-            return
+            return None
         why = NO_ACCOUNT if account is None else ""
         if account is not None and account.world_size != world_size:
             why = OTHER_SIZE.format(before=account.world_size, now=world_size)
         ranks = {} if account is None or why else _by_rank(account)
         config = self._node.run_file.config
         acts = bool(config.get("checkpoint", {}).get("exact_data")) and config.get("policy", {}).get("act") is not False
-        fields = {"acts": acts, "why": why, "step": checkpoint.step, "ranks": ranks}
-        (self._sockets / consumed_name(attempt)).write_bytes(encode_json(fields))
+        return {"acts": acts, "why": why, "step": checkpoint.step, "ranks": ranks}
 
-    def _note(self, attempt: int, rank: int, seen: SaveSeen, ranks: Sequence[int]) -> None:
-        if seen.own_steps < 0 or seen.mtime_ns <= 0 or len(ranks) > MAX_RANKS:
+    def note(self, attempt: int, rank: int, seen: SaveSeen, places: Mapping[int, Sequence[Place]]) -> None:
+        """A rank has saved. places: of all ranks, by the steps that it had done. For any thread."""
+        if seen.own_steps < 0 or seen.mtime_ns <= 0 or not 0 < len(places) <= MAX_RANKS:
             return
-        loaders = find_accounts(self._rings(attempt, ranks, seen.own_steps), seen.own_steps, rank, seen.began_ns)
+        loaders = find_accounts(places, seen.own_steps, rank, seen.began_ns)
         account = SaveAccount(
             attempt=attempt,
             done=seen.own_steps,
             step=seen.step,
             saver=rank,
             began_ns=seen.began_ns,
-            world_size=len(ranks),
+            world_size=len(places),
             loaders=loaders if seen.own_steps or loaders else self._resumed,
         )
         with self._lock:
             known = next((one for one in self._saves if _is_same(one, account)), None)
             if known is None:
-                self._saves = [*self._saves, account][-MAX_SAVES:]
+                self._saves = [*self._saves, account][-max(FEWEST_SAVES, min(MAX_SAVES, MAX_PLACES // len(places))) :]
             else:
                 account = known
             if len(account.files) < MAX_FILES:
                 account.files.append((seen.mtime_ns, seen.size))
             self._has_loaders = self._has_loaders or bool(account.loaders)
+        self._keep()
 
-    def _rings(self, attempt: int, ranks: Sequence[int], since: int = 0) -> dict[int, list[Ring]]:
-        return {rank: read_rings(self._sockets, attempt, rank, since) for rank in ranks}
+    def _places(self, attempt: int, ranks: Sequence[int], done: int) -> dict[int, list[Place]]:
+        return read_places(self._sockets, attempt, ranks, done) if done >= 0 else {}
 
     def _keep(self) -> None:
         """Soon, and once for all that has changed by then."""
@@ -178,6 +202,22 @@ class SampleLedgers:
             write_own(self._path, encode_json(msgspec.to_builtins(self._saves, str_keys=True)))
         except OSError as error:
             log.warning("data_ledger_not_written", error=str(error))
+
+
+def read_places(sockets: Path, attempt: int, ranks: Sequence[int], done: int) -> dict[int, list[Place]]:
+    """Of ranks of this node: how far each was with its loaders when so many steps were done."""
+    return {rank: find_places(read_rings(sockets, attempt, rank, done), done) for rank in ranks}
+
+
+def seen_of(message: CheckpointSaved) -> SaveSeen:
+    """A save that a rank has told of."""
+    return SaveSeen(message.own_steps, message.step, message.began_ns, message.size, message.mtime_ns)
+
+
+def in_time_of(own_steps: int, checkpoint: Checkpoint) -> SaveSeen | None:
+    """One that a rank has made before the ranks are ended, and that is there; None: it is not."""
+    look = stat_identity(checkpoint.path)
+    return SaveSeen(own_steps, checkpoint.step, ALL_NS, look[1], look[0]) if look is not None else None
 
 
 def _read(path: Path) -> list[SaveAccount]:

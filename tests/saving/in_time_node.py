@@ -16,7 +16,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.saving.in_time_save import InTimeNode, InTimeSaves
 
 STEP = 12
-SAVED = {"path": "/out/a.pt", "inode": 7, "wall_s": 5.0, "took_s": 0.4, "step": STEP}
+SAVED = {"path": "/out/a.pt", "inode": 7, "wall_s": 5.0, "took_s": 0.4, "step": STEP, "own_steps": 4}
 FOUND = SeenInTime(ev.Checkpoint(path="/out/a.pt", step=STEP), True)
 
 
@@ -36,7 +36,7 @@ class Node:
         self.samples = 0
         self.kept: list[int] = []
         self.used: list[tuple[object, ...]] = []
-        """Attempt, rank, step and checkpoint of what is to be used."""
+        """Attempt, rank, steps of the attempt and checkpoint of what is to be used."""
         self.pool = self.checkpoint_pool = ThreadPoolExecutor(1)
         readers = {n: BoardReader(str(folder / board_name(0, n))) for n in self.boards}
         self.sampler = SimpleNamespace(boards=readers)

@@ -136,11 +136,11 @@ def test_nobody_is_asked_where_it_is_not_known_what_would_be_saved(make: Any, wh
 
 def test_where_training_goes_on_it_is_of_whichever_step_the_rank_has_finished(node: Node) -> None:
     step_ahead(node)
-    node.answers[1] = {**SAVED, "step": STEP + 3}
+    node.answers[1] = {**SAVED, "step": STEP + 3, "own_steps": 7}
     told = node.save((1, 2), is_running=True)
     assert told is not None and told.checkpoint == FOUND.checkpoint
     assert (node.asked, node.arguments[0]["step"], node.looks) == ([1], LAST_STEP, [("/out/a.pt", STEP + 3)])
-    assert node.used == [(0, 1, STEP + 3, FOUND.checkpoint)]
+    assert node.used == [(0, 1, 7, FOUND.checkpoint)]
 
 
 @pytest.mark.parametrize(("make", "why"), [(saving, "rank 3 is saving by itself"), (before_the_first, "no step is")])

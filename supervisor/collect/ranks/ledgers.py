@@ -29,6 +29,8 @@ ONE_OVER = "one of several data loaders was at the end of its pass"
 NOT_PLAIN = "a batch is fetched before the one before it is trained on, or several to a backward()"
 UNNAMED = "what its sampler hands out does not tell batches apart"
 UNEQUAL = "ranks had taken unequal numbers of batches"
+ALL_NS = 1 << 62
+"""Whatever has ended had ended by then."""
 
 
 class Ring(NamedTuple):
@@ -152,50 +154,89 @@ def _is_sound(words: Sequence[int]) -> bool:
     return all(words[place] >= 0 for place in counts)
 
 
-def find_accounts(rings: Mapping[int, Sequence[Ring]], done: int, saver: int, began_ns: int) -> list[LoaderAccount]:
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a rank was with a loader when some steps were done: of the last batch that was taken for one of them."""
+
+    key: str
+    step: int
+    """For which it was taken; this and what follows: as Record has it."""
+    epoch: int
+    batches: int
+    samples: int
+    digest: int
+    first: int
+    gaps: int
+    flags: int
+    is_trained: bool
+    """A backward() follows on its batches: no evaluation has one."""
+    ended_ns: int = 0
+    """When the pass ended right after that batch, on its node's CLOCK_MONOTONIC; 0: it did not."""
+    near: dict[int, int] = {}
+    """As RankAccount has it."""
+
+
+def find_places(rings: Sequence[Ring], done: int) -> list[Place]:
+    """How far a rank was with each of its loaders, when so many steps of the attempt were done."""
+    found = [(ring, _last(ring, done)) for ring in rings]
+    return [_place(ring, at) for ring, at in found if at is not None]
+
+
+def _place(ring: Ring, at: int) -> Place:
+    record = ring.records[at]
+    return Place(
+        key=ring.key,
+        step=record[Record.STEP],
+        epoch=record[Record.EPOCH],
+        batches=record[Record.BATCHES],
+        samples=record[Record.SAMPLES],
+        digest=record[Record.DIGEST],
+        first=record[Record.FIRST],
+        gaps=record[Record.GAPS],
+        flags=record[Record.FLAGS],
+        is_trained=_is_trained(ring, at),
+        ended_ns=_ended_ns(ring, at),
+        near=_near(ring, record),
+    )
+
+
+def find_accounts(
+    places: Mapping[int, Sequence[Place]], done: int, saver: int, began_ns: int = ALL_NS
+) -> list[LoaderAccount]:
     """What had been handed out for the steps that a checkpoint holds; empty: nothing that was trained on.
 
-    rings: of all ranks. done: steps of the attempt, as the saver counts. began_ns: when the save began.
+    places: of all ranks. done: steps of the attempt, as the saver counts. began_ns: when the save began, on the saver's
+    node.
     """
-    own = {ring.key: ring for ring in rings.get(saver, ())}
-    recent = {key: at for key, ring in own.items() if (at := _last(ring, done)) is not None and _is_trained(ring, at)}
-    active = {key: at for key, at in recent.items() if own[key].records[at][Record.STEP] == done}
+    recent = {one.key: one for one in places.get(saver, ()) if one.is_trained}
+    active = {key: one for key, one in recent.items() if one.step == done}
     if not active:
         return []
-    ended = {key for key, at in active.items() if _has_ended(own[key], at, began_ns)}
+    ended = {key for key, one in active.items() if 0 < one.ended_ns <= began_ns}
     why = IN_TURN if len(active) < len(recent) else ONE_OVER if ended and len(active) > 1 else ""
-    return [_account(rings, key, saver, done, is_ended=key in ended, why=why) for key in sorted(active)]
+    return [_account(places, active[key], is_ended=key in ended, why=why) for key in sorted(active)]
 
 
-def _account(
-    rings: Mapping[int, Sequence[Ring]], key: str, saver: int, done: int, *, is_ended: bool, why: str
-) -> LoaderAccount:
-    ranks, records = dict[int, RankAccount](), dict[int, tuple[int, ...]]()
-    for rank, all_of in rings.items():
-        ring = next((one for one in all_of if one.key == key), None)
-        at = _last(ring, done) if ring is not None else None
-        if ring is None or at is None or ring.records[at][Record.STEP] != done:
+def _account(places: Mapping[int, Sequence[Place]], first: Place, *, is_ended: bool, why: str) -> LoaderAccount:
+    """first: the saver's."""
+    known = dict[int, Place]()
+    for rank, all_of in places.items():
+        place = next((one for one in all_of if one.key == first.key), None)
+        if place is None or place.step != first.step:
             why = why or f"what rank {rank} was handed out for these steps is not known"
-            continue
-        record = records[rank] = ring.records[at]
-        ranks[rank] = RankAccount(
-            batches=record[Record.BATCHES],
-            samples=record[Record.SAMPLES],
-            digest=record[Record.DIGEST],
-            first=record[Record.FIRST],
-            near=_near(ring, record),
-        )
-    first = records[saver]
-    is_plain = not any(record[Record.GAPS] for record in records.values())
-    if not why and any(record[Record.BATCHES] != first[Record.BATCHES] for record in records.values()):
+        else:
+            known[rank] = place
+    is_plain = not any(place.gaps for place in known.values())
+    if not why and any(place.batches != first.batches for place in known.values()):
         why = UNEQUAL
-    if not why and any(record[Record.FLAGS] & Flag.UNNAMED for record in records.values()):
+    if not why and any(place.flags & Flag.UNNAMED for place in known.values()):
         why = UNNAMED
     if not why:
         why = OVER if is_ended else "" if is_plain else NOT_PLAIN
-    is_apart = all(record[Record.FLAGS] & Flag.APART for record in records.values())
-    epoch = first[Record.EPOCH]
-    return LoaderAccount(key, epoch, is_ended, is_apart, is_plain, why, ranks)
+    is_apart = all(place.flags & Flag.APART for place in known.values())
+    ranks = {
+        rank: RankAccount(one.batches, one.samples, one.digest, one.first, one.near) for rank, one in known.items()
+    }
+    return LoaderAccount(first.key, first.epoch, is_ended, is_apart, is_plain, why, ranks)
 
 
 def _last(ring: Ring, done: int) -> int | None:
@@ -208,18 +249,17 @@ def _last(ring: Ring, done: int) -> int | None:
 
 
 def _is_trained(ring: Ring, at: int) -> bool:
-    """Whether a backward() follows on its batches: no evaluation has one."""
     last = ring.records[at]
     recent = [one for one in ring.records[: at + 1] if one[Record.STEP] > last[Record.STEP] - RECENT]
     is_first = not last[Record.TRAINED] and not any(one[Record.GAPS] for one in recent)
     return is_first or any(one[Record.TRAINED] for one in recent)
 
 
-def _has_ended(ring: Ring, at: int, began_ns: int) -> bool:
+def _ended_ns(ring: Ring, at: int) -> int:
     after = ring.records[at + 1] if at + 1 < len(ring.records) else None
-    if after is None or not after[Record.FLAGS] & Flag.ENDED:
-        return False
-    return after[Record.PASS] == ring.records[at][Record.PASS] and after[Record.AT_NS] <= began_ns
+    if after is None or not after[Record.FLAGS] & Flag.ENDED or after[Record.PASS] != ring.records[at][Record.PASS]:
+        return 0
+    return max(0, after[Record.AT_NS])
 
 
 def _near(ring: Ring, record: Sequence[int]) -> dict[int, int]:

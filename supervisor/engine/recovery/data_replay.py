@@ -19,6 +19,8 @@ TOPIC = "data_replay"
 SEVERITY = ("skipped", "continued", "unknown", "reordered", "repeated", "left_out")
 """The worst comes last."""
 MAX_LOADERS = 8
+MAX_RANKS = 256
+"""Of more no account is kept, nor could they agree on what to skip."""
 LEVELS = {"skipped": "good", "repeated": "info", "reordered": "info", "left_out": "warn", "unknown": "warn"}
 ADVICE = "`[checkpoint] exact_data = true` skips what was trained on before."
 NOT_HERE = "[checkpoint] exact_data does nothing here: {why}"
@@ -47,7 +49,8 @@ def on_data_replayed(state: State, event: ev.DataReplayed, now_s: float) -> list
 
 def why_not_here(state: State) -> list[Action]:
     """An attempt that resumes begins: say once if nothing can be skipped in this job."""
-    why = "it is for jobs of one node" if state.fleet is not None else ""
+    is_many = state.attempt is not None and len(state.attempt.ranks) > MAX_RANKS
+    why = f"it is for jobs of {MAX_RANKS} ranks at most" if is_many else ""
     why = "torchrun's own agent runs the ranks" if state.settings.is_torchrun_agent else why
     if not state.settings.exact_data or not why or TOPIC in state.notes:
         return []

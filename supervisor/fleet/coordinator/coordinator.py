@@ -52,8 +52,10 @@ from guardrun.supervisor.node.rank_examinations import RankExaminations
 from guardrun.supervisor.node.run_context import CheckpointContext, DecidingContext
 from guardrun.supervisor.rundir.run_directory import FleetFile, RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
+from guardrun.supervisor.saving.fleet_sample_ledgers import FleetLedgers
 from guardrun.supervisor.saving.fleet_save_agreement import FleetSaveAgreement, NodeSaveAgreement, Order
 from guardrun.supervisor.saving.mirrors import NodeMirror
+from guardrun.supervisor.saving.sample_ledgers import SampleLedgers, SaveAccount
 from guardrun.supervisor.saving.snapshots import NodeSnapshots, Snapshots
 from guardrun.supervisor.wire.control_messages import Finish, Serving, Shares, Start, Stop, ToLauncher
 from guardrun.supervisor.wire.listening_addresses import (
@@ -128,6 +130,10 @@ class CoordinatorContext(DecidingContext, CheckpointContext, Protocol):
     def snapshots(self) -> Snapshots:
         """Has the copies in this node's memory."""
 
+    @property
+    def ledgers(self) -> SampleLedgers:
+        """Knows what was handed out before each save."""
+
     def folders(self) -> list[str]:
         """Those whose file systems matter to the run."""
 
@@ -161,6 +167,7 @@ class Coordinator:
         self.asking = FleetSaveAgreement(self._ask, self.hub.incarnation)
         self._own_asking = NodeSaveAgreement(context.saving.asking)
         self.snapshots, self._mirror, self._own_snapshots = self._snapshot_parts(fleet)
+        self.ledgers = FleetLedgers(node, context, context.ledgers, self._send, self.hub.is_connected)
         self._join = JoinFile(
             run_id=node.run_file.run_id,
             session=node.run_file.session,
@@ -272,6 +279,7 @@ class Coordinator:
         self.examinations.poll()
         self.boards.poll()
         self.snapshots.poll()
+        self.ledgers.poll()
         if self._context.engine.state.phase is Phase.RUNNING:
             self._own_snapshots.sample()
             self._mirror.sample()
@@ -393,14 +401,18 @@ class Coordinator:
 
     # Orders ----------------------------------------------------------------------------------------------------
 
-    def start(self, action: ac.StartAttempt) -> None:
-        """Have an attempt started on its first node, and on the others once its store is served there."""
+    def start(self, action: ac.StartAttempt, account: SaveAccount | None) -> None:
+        """Have an attempt started on its first node, and on the others once its store is served there.
+
+        account: of its checkpoint.
+        """
         self.checks.end()
         self.asking.forget()
         fleet = self._context.engine.state.fleet
         sizes = {node: member.ranks for node, member in fleet.members.items()} if fleet else {}
         self._context.chooser.set_world_size(sum(sizes[node] for node in action.nodes))
         self._mirror.let_go(action.attempt)
+        self.ledgers.hand_on(action, account, sizes)
         self.aggregator.start(action, sizes, self._roles())
         self.send_orders()
 
@@ -610,6 +622,7 @@ class Coordinator:
             if self._in_time is not None:
                 self._in_time.dropped(node)
             self.snapshots.poll()
+            self.ledgers.poll()
             self.pass_on(self.aggregator.dropped(node, now_s, self.hub.heard_s(node)))
         elif isinstance(what, hubs.Missed):
             log.warning("node_lost_messages", node=node, packets=what.packets)
@@ -687,6 +700,10 @@ class Coordinator:
             self.snapshots.answered(node, message)
         elif isinstance(message, msg.MirrorOffer | msg.MirrorReady):
             self._on_mirror(node, message)
+        elif isinstance(message, msg.DataSaved):
+            self.ledgers.saved(node, message)
+        elif isinstance(message, msg.DataReported):
+            self.ledgers.answered(node, message)
         elif isinstance(message, msg.ImportsReported):
             if self._warm is not None:
                 self._warm.answered(node, message.imports)

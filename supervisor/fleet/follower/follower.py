@@ -43,6 +43,7 @@ from guardrun.supervisor.fleet.transport.link import Head, Link
 from guardrun.supervisor.node.node_supervisor import NodeSupervisor
 from guardrun.supervisor.node.rank_collection import begin_exits, begin_look, look_name, look_now
 from guardrun.supervisor.rundir.run_directory import FleetFile, RunFile
+from guardrun.supervisor.saving.fleet_sample_ledgers import NodeLedgers
 from guardrun.supervisor.saving.fleet_save_agreement import NodeSaveAgreement
 from guardrun.supervisor.saving.mirrors import NodeMirror
 from guardrun.supervisor.saving.snapshots import NodeSnapshots, make_memory
@@ -86,6 +87,7 @@ class Follower:
         self._memory = make_memory(self.node)
         self._mirror = NodeMirror(self.node, self._memory, fleet, self._send_to_head)
         self._snapshots = NodeSnapshots(self.node, self._memory, self._send_to_head, self._mirror.kept)
+        self._ledgers = NodeLedgers(self.node, self._send_to_head)
         self._still = ProgressTimeout()
         self._may_stand_s = STILL_S
         """How long the ranks may stand still, as far as the head knows."""
@@ -245,6 +247,7 @@ class Follower:
             self._refresh_info()
         elif isinstance(event, ev.AttemptStopped | ev.AttemptNotStarted):
             self._snapshots.sample()  # an attempt may be over before it was looked at
+            self._ledgers.ended()
             self._send_to_head(msg.SharesReported(attempt=event.attempt, ranks=self.node.ingest.shares()))
             self._attempt, self._is_stopping = -1, False
             self._headless.ended(event.exitcodes if isinstance(event, ev.AttemptStopped) else {})
@@ -490,6 +493,8 @@ class Follower:
             self._mirror.obey(order)
         elif isinstance(order, msg.ReportImports | msg.WarmUp):
             self._warm_up(order)
+        elif isinstance(order, msg.ReportData | msg.HandedOut):
+            self._ledgers.obey(order)
         elif isinstance(order, ac.Isolate):
             self.node.relations.isolate(order)
         elif isinstance(order, msg.SetBase):

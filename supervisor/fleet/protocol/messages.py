@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from guardrun.supervisor.collect.ranks.ledgers import Place as DataPlace
 from guardrun.supervisor.engine.membership.reachability import ProbeResult
 from guardrun.supervisor.engine.membership.version_skew import NodeEnvironment
 from guardrun.supervisor.engine.model import events as ev
@@ -102,6 +103,28 @@ class FileSought(_Message, frozen=True, kw_only=True, tag="file_sought"):
 
     request: int
     why: str = ""
+
+
+class DataSaved(_Message, frozen=True, kw_only=True, tag="data_saved"):
+    """A rank has saved; the numbers as supervisor/collect/ranks/ledgers.SaveSeen has them."""
+
+    attempt: int
+    global_rank: int
+    own_steps: int
+    step: int
+    began_ns: int
+    size: int
+    mtime_ns: int
+    places: dict[int, list[DataPlace]]
+    """How far the node's ranks were with their data by these steps."""
+
+
+class DataReported(_Message, frozen=True, kw_only=True, tag="data_reported"):
+    """Answer to ReportData; and once more before the attempt's AttemptStopped."""
+
+    attempt: int
+    done: int
+    places: dict[int, list[DataPlace]]
 
 
 class Looked(_Message, frozen=True, kw_only=True, tag="looked"):
@@ -297,6 +320,21 @@ class SeekFile(_Message, frozen=True, kw_only=True, tag="seek_file"):
     written_ns: int
 
 
+class ReportData(_Message, frozen=True, kw_only=True, tag="report_data"):
+    """How far were the node's ranks with their data when so many steps of the attempt were done?"""
+
+    attempt: int
+    done: int
+
+
+class HandedOut(_Message, frozen=True, kw_only=True, tag="handed_out"):
+    """What the node's ranks of an attempt to come had been handed out before its checkpoint was written."""
+
+    attempt: int
+    account: bytes
+    """JSON, as hooks/data/data_replay.py reads it."""
+
+
 class LookNow(_Message, frozen=True, kw_only=True, tag="look_now"):
     """A person wants to see these ranks of the node; nothing is kept of it."""
 
@@ -436,6 +474,8 @@ Up = (
     | MirrorOffer
     | MirrorReady
     | ImportsReported
+    | DataSaved
+    | DataReported
 )
 Down = (
     Start
@@ -461,4 +501,6 @@ Down = (
     | MirrorTo
     | ReportImports
     | WarmUp
+    | ReportData
+    | HandedOut
 )

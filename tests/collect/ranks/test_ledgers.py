@@ -11,7 +11,14 @@ import pytest
 from guardrun.hooks.wire import ledger_page as page
 from guardrun.hooks.wire.ledger_page import Flag, Head, Record, ledger_name
 from guardrun.supervisor.collect.ranks import ledgers
-from guardrun.supervisor.collect.ranks.ledgers import LoaderAccount, Ring, find_accounts, read_rings, read_saves
+from guardrun.supervisor.collect.ranks.ledgers import (
+    LoaderAccount,
+    Ring,
+    find_accounts,
+    find_places,
+    read_rings,
+    read_saves,
+)
 
 DONE = 10
 
@@ -31,7 +38,7 @@ def ring(last: int, key: str = "a", **more: int) -> Ring:
 
 
 def composed(*rings: list[Ring], began_ns: int = 100) -> list[LoaderAccount]:
-    return find_accounts(dict(enumerate(rings)), DONE, 0, began_ns)
+    return find_accounts({rank: find_places(own, DONE) for rank, own in enumerate(rings)}, DONE, 0, began_ns)
 
 
 def test_what_was_taken_for_steps_after_the_save_does_not_count() -> None:
@@ -86,7 +93,7 @@ def test_loaders_that_are_taken_from_in_turn() -> None:
     assert {one.why for one in composed([ring(DONE), over])} == {ledgers.ONE_OVER}
     early = Ring("b", [record(step) for step in range(1, 5)])
     late = Ring("a", [record(step) for step in range(100, 111)])
-    [found] = find_accounts({0: [early, late]}, 110, 0, 0)
+    [found] = find_accounts({0: find_places([early, late], 110)}, 110, 0)
     assert not found.why, "what training has long stopped to take from"
 
 

@@ -22,7 +22,7 @@ from guardrun.hooks.patches import dataloaders
 from guardrun.hooks.rank import rank as ranks
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
-from guardrun.supervisor.collect.ranks.ledgers import LoaderAccount, find_accounts, read_rings
+from guardrun.supervisor.collect.ranks.ledgers import LoaderAccount, find_accounts, find_places, read_rings
 from guardrun.supervisor.saving.sample_ledgers import SaveAccount, _by_rank
 
 SAMPLES = 42
@@ -107,7 +107,8 @@ class Run:
         self._compose(saved)
 
     def _compose(self, saved: Saved) -> None:
-        saved.loaders = find_accounts({0: read_rings(self.folder, saved.attempt, 0)}, saved.done, 0, saved.began_ns)
+        places = find_places(read_rings(self.folder, saved.attempt, 0), saved.done)
+        saved.loaders = find_accounts({0: places}, saved.done, 0, saved.began_ns)
 
     def train(
         self,

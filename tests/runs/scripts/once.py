@@ -31,6 +31,7 @@ parser.add_argument("--itself", action="store_true", help="the script skips by i
 parser.add_argument("--everything", action="store_true", help="save_with() and snapshot() in each attempt")
 parser.add_argument("--step-s", type=float, default=0.0)
 parser.add_argument("--unseeded", action="store_true", help="each attempt has an order of its own")
+parser.add_argument("--marks", help="where jobs of several nodes have theirs; there are none")
 arguments = parser.parse_args()
 
 TOLD_S = 30.0
