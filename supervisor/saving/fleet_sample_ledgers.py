@@ -2,12 +2,13 @@
 
     DataSaved     ◀ the node whose rank has saved: what its ranks had been handed by then
     ReportData    ▶ the other nodes of the attempt: what had yours, when so many steps were done?
-    DataReported  ◀ and once more right before the end of the attempt, by when more is known
+    DataReported  ◀ once more right before the end of the attempt, by when more is known; and unasked, once a second, of
+                    the last step that is done
     HandedOut     ▶ before the start of one that resumes: the account of its checkpoint, each node its ranks'
 
-A rank's last 1,024 batches are on its page: an answer may take a while. Of a node that is lost before it has answered
-it is not known what its ranks had been handed out, so that nothing is skipped. Nobody waits for anything here: what is
-not known when an attempt starts is told as unknown.
+A rank's last 1,024 batches are on its page: an answer may take a while. Of a node that is lost before it has told of
+these steps it is not known what its ranks had been handed out, so that nothing is skipped. Nobody waits for anything
+here: what is not known when an attempt starts is told as unknown.
 
 A node's word counts for its own ranks alone, and only the head's orders are obeyed, which come by the node's own link.
 """
@@ -20,11 +21,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.ledger_page import consumed_name
 from guardrun.hooks.wire.messages import CheckpointSaved
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.collect.ranks.ledgers import Place, SaveSeen, find_places, read_rings, read_saves
+from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model.events import Checkpoint
 from guardrun.supervisor.engine.recovery.data_replay import MAX_RANKS
@@ -56,6 +59,10 @@ class LedgerNode(Protocol):
         """Knows this node's ranks."""
 
     @property
+    def sampler(self) -> Sampler:
+        """Has their boards."""
+
+    @property
     def run_file(self) -> RunFile:
         """Names the node."""
 
@@ -75,6 +82,8 @@ class NodeLedgers:
         """That were told."""
         self._steps: dict[int, None] = {}
         """After which somebody has saved; the last ones."""
+        self._sampled = 0
+        """Steps of which it was told unasked, last."""
         node.ingest.on_save = self._saved
 
     def obey(self, order: msg.ReportData | msg.HandedOut) -> None:
@@ -84,6 +93,14 @@ class NodeLedgers:
         elif order.attempt == self._node.ingest.attempt:
             self._note(order.attempt, order.done)
             self._report(order.done, self._places(order.done))
+
+    def sample(self) -> None:
+        """Once a second while ranks train, where something is saved: should this node be lost, it is known by then."""
+        words = [words for board in self._node.sampler.boards.values() if (words := board.read()) is not None]
+        done = min((own[Field.STEP] for own in words), default=0)
+        if self._attempt == self._node.ingest.attempt and done not in (0, self._sampled):
+            self._sampled = done
+            self._report(done, self._places(done))
 
     def ended(self) -> None:
         """The attempt is over here, which is about to be told."""
@@ -129,7 +146,7 @@ class NodeLedgers:
 
     def _note(self, attempt: int, done: int) -> None:
         if attempt != self._attempt:
-            self._attempt, self._files, self._steps = attempt, set(), {}
+            self._attempt, self._files, self._steps, self._sampled = attempt, set(), {}, 0
         self._steps.pop(done, None)
         self._steps[done] = None
         if len(self._steps) > MOST_STEPS:
@@ -171,6 +188,8 @@ class FleetLedgers:
         self._me = node.run_file.node
         self._rounds: dict[tuple[int, int], _Round] = {}
         """By attempt and steps; the last ones."""
+        self._newest: dict[str, msg.DataReported] = {}
+        """What each node has told unasked."""
         node.ingest.on_save = self._saved
 
     # Saves -------------------------------------------------------------------------------------------------------
@@ -200,9 +219,12 @@ class FleetLedgers:
     def answered(self, node: str, message: msg.DataReported) -> None:
         """What a node's ranks had been handed, as it is known there now."""
         key = (message.attempt, message.done)
-        if (one := self._rounds.get(key)) is not None:
+        one = self._rounds.get(key)
+        if one is not None:
             one.merge(node, message.places)
             self._settle(key, one)
+        elif node in self._homes(message.attempt).values():
+            self._newest[node] = message
 
     def poll(self) -> None:
         """Once a second, and when a node's connection was closed: whoever is gone, or late, is not waited for."""
@@ -231,6 +253,9 @@ class FleetLedgers:
             waiting = {home for home in homes.values() if home != self._me and self._is_connected(home)}
             one = self._rounds[key] = _Round(homes, time.monotonic() + ANSWER_S, waiting, {n: [] for n in homes})
             self._read_own(key, one)
+            for home, known in self._newest.items():
+                if (known.attempt, known.done) == key:
+                    one.merge(home, known.places)
             while len(self._rounds) > MOST_STEPS:
                 oldest = next(iter(self._rounds))
                 self._rounds[oldest].waiting = set()

@@ -1,4 +1,7 @@
-"""Ranks of two nodes that are killed in the middle of an epoch: each sample comes once, whichever node it was on."""
+"""Ranks of two nodes that are killed, or lost, in the middle of an epoch: each sample comes once, on whichever node.
+
+The spare takes the place of the node that is lost. The fourth attempt has a function for save_with().
+"""
 
 from __future__ import annotations
 
@@ -10,21 +13,25 @@ from tests.runs.samples import trained, undisturbed
 
 pytestmark = pytest.mark.real("netns")
 
-SAMPLES, EPOCHS = 120, 3
-KILLS = {5: 1, 13: 0, 22: 1, 33: 0}
-"""By step: the rank. The last attempt but one has a function for save_with()."""
+NAMES = ("head", "node1", "node2")
+SAMPLES, EPOCHS = 160, 3
+KILLS = "5:1,13:0,,44:0"
+"""STEP:RANK of each attempt; the third loses a node after …"""
+LOST_AT = 27
 EXACT = QUICK.replace('resume_args = ["--resume", "{path}"]\n', "exact_data = true\n")
 
 
-def test_each_sample_comes_once_on_both_nodes(job: Job) -> None:
-    """Long: five starts of two nodes."""
+def test_each_sample_comes_once(job: Job) -> None:
+    """Long: five starts of two nodes, and one that is lost."""
     job.script = SCRIPTS / "once.py"
-    kills = ",".join(f"{step}:{rank}" for step, rank in KILLS.items())
-    arguments = (f"--samples={SAMPLES}", f"--epochs={EPOCHS}", f"--kills={kills}", "--workers=0,1")
-    job.start(2, ["head", "node1"], config=EXACT, script_args=arguments)
-    assert job.ended() == {"head": 0, "node1": 0}, job.outputs()
+    arguments = (f"--samples={SAMPLES}", f"--epochs={EPOCHS}", f"--kills={KILLS}", "--workers=0,1", "--step-s=0.05")
+    job.start(2, NAMES, config=EXACT, spares=1, script_args=arguments)
+    steps = job.folder / "trained-0"
+    job.wait_for(lambda: steps.exists() and f"\n2 {LOST_AT} " in steps.read_text(), 60.0, f"step {LOST_AT}")
+    job["node1"].host.crash()
+    assert (job["head"].wait(), job["node2"].wait()) == (0, 0), job.outputs()
     for rank in (0, 1):
         assert trained(job.folder, rank) == undisturbed(rank, SAMPLES, EPOCHS)
     told = [one["data_replay"]["status"] for one in job.summary()["attempts"] if "data_replay" in one]
-    assert told == ["skipped"] * len(KILLS), job.outputs()
-    assert job.incidents()[-1]["evidence"]["jit"]["step"] == max(KILLS)
+    assert told == ["skipped"] * 4, job.outputs()
+    assert job.incidents()[-1]["evidence"]["jit"]["step"] == 44

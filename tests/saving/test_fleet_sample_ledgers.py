@@ -15,6 +15,7 @@ import pytest
 from guardrun.hooks.data.data_replay import Account
 from guardrun.hooks.data.sample_ledger import SampleLedger
 from guardrun.hooks.rank.rank import Rank
+from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.ledger_page import consumed_name
 from guardrun.hooks.wire.messages import CheckpointSaved
 from guardrun.supervisor.engine.model.actions import StartAttempt
@@ -56,6 +57,7 @@ class Job:
             run_file=SimpleNamespace(config={"checkpoint": {"exact_data": True}}, node=name),
             writer=SimpleNamespace(put=put),
             sockets=self.folders[name],
+            sampler=SimpleNamespace(boards={rank: SimpleNamespace(read=self.board)}),
             ingest=SimpleNamespace(ranks={rank: None}, attempt=0, on_save=None),
         )
 
@@ -71,6 +73,9 @@ class Job:
             lambda node: node in self.connected,
         )
         self.other = NodeLedgers(self.other_node, self.up.append)
+
+    def board(self) -> list[int]:
+        return [self.step if word == Field.STEP else 0 for word in range(max(Field) + 1)]
 
     def begin(self, attempt: int) -> None:
         self.close()
@@ -227,6 +232,28 @@ def test_of_a_node_that_is_gone_it_is_not_known_and_nothing_is_skipped(job: Job)
     job.up.clear()
     [here, _] = job.handed_on(path)
     assert here["ranks"]["0"][0]["why"] == "what rank 1 was handed out for these steps is not known"
+
+
+@pytest.mark.parametrize("has_saved", [True, False])
+def test_of_one_that_was_lost_in_a_later_step_it_is_known_where_saves_are_made(job: Job, has_saved: bool) -> None:
+    """A rank that is well saves in time what all have done; the other node is gone by then."""
+    job.train(3)
+    if has_saved:
+        job.save(0)
+    job.deliver()
+    job.train(2)
+    job.other.sample()
+    job.other.sample()
+    assert len(job.up) == has_saved
+    job.deliver()
+    job.connected.discard("other")
+    path = job.folder / "in-time.pt"
+    path.write_bytes(b"x")
+    job.head.saved_in_time(0, 0, 5, Checkpoint(path=str(path), step=5), [0, 1])
+    if has_saved:
+        assert job.batches(path) == [5, 5]
+    else:
+        assert job.handed_on(path)[0]["ranks"]["0"][0]["why"]
 
 
 def test_one_that_does_not_answer_is_waited_for_no_longer(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

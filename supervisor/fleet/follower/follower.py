@@ -173,6 +173,7 @@ class Follower:
             self._memory.sample()
             self._snapshots.sample()
             self._mirror.sample()
+            self._ledgers.sample()
         if self._headless.is_refused(now):
             self._end(control_messages.Finish(exit_code=1))
 
