@@ -268,14 +268,11 @@ class FleetLedgers:
         self._settle(key, one)
 
     def _settle(self, key: tuple[int, int], one: _Round) -> None:
-        """Note what was saved, once all have answered; what they say after that is only more of it."""
-        if one.waiting:
-            return
-        saves, one.saves = one.saves, []
-        for rank, seen in saves:
-            self._ledgers.note(key[0], rank, seen, one.places)
-        if not saves:
-            self._ledgers.improve(*key, one.places)
+        """Note what was saved, once all have answered; what they say after that counts when the attempt is over."""
+        if not one.waiting:
+            saves, one.saves = one.saves, []
+            for rank, seen in saves:
+                self._ledgers.note(key[0], rank, seen, one.places)
 
     def _read_own(self, key: tuple[int, int], one: _Round) -> None:
         own = [rank for rank, home in one.homes.items() if home == self._me]
@@ -300,6 +297,7 @@ class FleetLedgers:
             if key[0] == attempt:
                 self._read_own(key, one)
                 self._settle(key, one)
+                self._ledgers.improve(*key, one.places)
 
     def find(self, files: Sequence[str]) -> SaveAccount | None:
         """As SampleLedgers has it. For a thread that may wait."""

@@ -264,6 +264,7 @@ def test_one_that_does_not_answer_is_waited_for_no_longer(job: Job, monkeypatch:
     [here, _] = job.handed_on(path)
     assert "rank 1" in here["ranks"]["0"][0]["why"]
     job.deliver()  # it was only late
+    job.head.refresh(0, [0, 1])
     assert job.batches(path) == [3, 3]
 
 
