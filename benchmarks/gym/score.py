@@ -108,7 +108,10 @@ def score_fault(fault: Fault, seen: Observation) -> FaultScore:
         acted_s=since_onset_s(fault, seen, told.acted_at),
         restart_s=seen.restarted_at - acted_at if has_restarted and seen.restarted_at and told.attempt == 0 else None,
         recover_s=seen.recovered_at - since if recovered and seen.recovered_at and since else None,
-        steps_lost=seen.steps_before - seen.resumed_step if has_restarted and seen.resumed_step is not None else None,
+        # A rank that saved just in time may have finished the very step in which the fault came.
+        steps_lost=max(0, seen.steps_before - seen.resumed_step)
+        if has_restarted and seen.resumed_step is not None
+        else None,
         recovered=recovered,
         left=left,
         cause=told.cause,

@@ -72,6 +72,8 @@ class Memory(msgspec.Struct):
         """Note a save as the latest; not what only looks like one, in the place of one that is known for sure."""
         before = self.saved.get(path)
         if before is not None and before.is_sure and not saved.is_sure and before.stat == saved.stat:
+            if saved.is_named:
+                self.saved[path] = msgspec.structs.replace(before, is_named=True)
             return
         self.saved.pop(path, None)
         self.reports += 1

@@ -100,7 +100,8 @@ class NodeLedgers:
         done = min((own[Field.STEP] for own in words), default=0)
         if self._attempt == self._node.ingest.attempt and done not in (0, self._sampled):
             self._sampled = done
-            self._report(done, self._places(done))
+            if any((places := self._places(done)).values()):
+                self._report(done, places)
 
     def ended(self) -> None:
         """The attempt is over here, which is about to be told."""

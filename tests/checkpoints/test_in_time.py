@@ -9,6 +9,7 @@ import pytest
 
 from guardrun.hooks.wire.examinations import SAVE_PREFIX
 from guardrun.supervisor.checkpoints.chooser import Chooser, PartSaved
+from guardrun.supervisor.checkpoints.saved import Memory, Saved
 from guardrun.supervisor.engine.model.actions import Spoiled
 from guardrun.supervisor.engine.model.events import Checkpoint
 from tests.checkpoints.conftest import Write
@@ -234,3 +235,11 @@ def test_a_part_that_is_torn_or_of_another_step_or_not_alone_is_none(four: Run) 
     four.write("last_rank2.pt")
     assert four.saw_parts(paths) == "lacks the file of rank 3"
     assert four.chooser.choose().checkpoint is None
+
+
+def test_that_a_script_has_named_it_is_remembered_in_whichever_order_it_is_told() -> None:
+    memory, stat = Memory(0.0, "/out", "auto", 1), (1, 2, 3, 4)
+    memory.remember("/out/a.pt", Saved(40, 1.0, stat, is_sure=True))
+    memory.remember("/out/a.pt", Saved(41, 2.0, stat, is_named=True))
+    known = memory.saved["/out/a.pt"]
+    assert (known.step, known.is_sure, known.is_named) == (40, True, True)

@@ -72,6 +72,8 @@ def test_a_perfect_verdict_falls_short_of_nothing() -> None:
     assert score.misses(SLEEP, DRILL) == []
     assert (score.verdict_s, score.acted_s) == (15.5, 32.0)
     assert (score.restart_s, score.recover_s, score.steps_lost) == (0.5, 35.0, 10)
+    in_time = score_fault(SLEEP, observation(told=[told()], **{**FOUND, "resumed_step": 41}))
+    assert in_time.steps_lost == 0, "the faulted step was saved"
 
 
 @pytest.mark.parametrize(
