@@ -2,8 +2,8 @@
 
     DataSaved     ◀ the node whose rank has saved: what its ranks had been handed by then
     ReportData    ▶ the other nodes of the attempt: what had yours, when so many steps were done?
-    DataReported  ◀ once more right before the end of the attempt, by when more is known; and unasked, once a second, of
-                    the last step that is done
+    DataReported  ◀ once more right before the end of the attempt, by when more is known, and of the steps that are held
+                    in memory; and unasked, once a second, of the last step that is done
     HandedOut     ▶ before the start of one that resumes: the account of its checkpoint, each node its ranks'
 
 A rank's last 1,024 batches are on its page: an answer may take a while. Of a node that is lost before it has told of
@@ -41,14 +41,18 @@ from guardrun.supervisor.saving.sample_ledgers import (
     SaveAccount,
     in_time_of,
     read_places,
+    saves_in,
     seen_of,
 )
 from guardrun.supervisor.saving.snapshot_files import Written
+from guardrun.supervisor.saving.snapshot_sets import Copy
 
 ANSWER_S = 5.0
 """Who has not answered by then is not waited for."""
 MOST_STEPS = 8
 """Of an attempt, after which something was saved: of the last ones it is told once more before its end."""
+MOST_TOLD = 16
+"""Steps of which a node has told unasked."""
 
 
 class LedgerNode(Protocol):
@@ -71,11 +75,21 @@ class LedgerNode(Protocol):
         """Where the ranks' pages are."""
 
 
+class Copies(Protocol):
+    """What ranks of the node keep in memory (snapshot_memory.py)."""
+
+    def copies(self, attempt: int) -> list[Copy]:
+        """By an attempt."""
+
+
 class NodeLedgers:
     """A node's part, but for the head's. Runs on the loop's thread."""
 
-    def __init__(self, node: LedgerNode, send: Callable[[msg.DataSaved | msg.DataReported], object]) -> None:
-        self._node, self._send = node, send
+    def __init__(
+        self, node: LedgerNode, memory: Copies, send: Callable[[msg.DataSaved | msg.DataReported], object]
+    ) -> None:
+        """memory: what ranks keep there."""
+        self._node, self._memory, self._send = node, memory, send
         self._attempt = -1
         """To which the next two belong."""
         self._files: set[tuple[int, int]] = set()
@@ -97,8 +111,9 @@ class NodeLedgers:
     def sample(self) -> None:
         """Once a second while ranks train, where something is saved: should this node be lost, it is known by then."""
         words = [words for board in self._node.sampler.boards.values() if (words := board.read()) is not None]
-        done = min((own[Field.STEP] for own in words), default=0)
-        if self._attempt == self._node.ingest.attempt and done not in (0, self._sampled):
+        done, attempt = min((own[Field.STEP] for own in words), default=0), self._node.ingest.attempt
+        is_saved = self._attempt == attempt or any(own[Field.SNAPSHOT_INDEX] for own in words)
+        if is_saved and done not in (0, self._sampled):
             self._sampled = done
             if any((places := self._places(done)).values()):
                 self._report(done, places)
@@ -110,10 +125,11 @@ class NodeLedgers:
             for seen in read_saves(self._node.sockets, attempt, rank)[-MOST_STEPS:]:
                 if self._attempt != attempt or (seen.mtime_ns, seen.size) not in self._files:
                     self._send_saved(attempt, rank, seen)
-        if self._attempt == attempt:
-            rings = {rank: read_rings(self._node.sockets, attempt, rank) for rank in self._ranks()}
-            for done in self._steps:
-                self._report(done, {rank: find_places(own, done) for rank, own in rings.items()})
+        steps = dict.fromkeys(one.record.at for one in self._memory.copies(attempt) if one.record.is_counted)
+        steps |= self._steps if self._attempt == attempt else {}
+        rings = {rank: read_rings(self._node.sockets, attempt, rank) for rank in self._ranks() if steps}
+        for done in steps:
+            self._report(done, {rank: find_places(own, done) for rank, own in rings.items()})
 
     def _saved(self, message: CheckpointSaved, ranks: Sequence[int]) -> None:
         self._send_saved(message.attempt, message.global_rank, seen_of(message))
@@ -189,8 +205,10 @@ class FleetLedgers:
         self._me = node.run_file.node
         self._rounds: dict[tuple[int, int], _Round] = {}
         """By attempt and steps; the last ones."""
-        self._newest: dict[str, msg.DataReported] = {}
-        """What each node has told unasked."""
+        self._told: dict[str, dict[tuple[int, int], dict[int, list[Place]]]] = {}
+        """What each node has told unasked, by attempt and steps; the last of it."""
+        self._over: tuple[int, dict[int, str]] = (-1, {})
+        """The last attempt that is over, and the node of each rank."""
         node.ingest.on_save = self._saved
 
     # Saves -------------------------------------------------------------------------------------------------------
@@ -207,7 +225,19 @@ class FleetLedgers:
             self._note(attempt, rank, seen)
 
     def written_from_memory(self, attempt: int, written: Written, ranks: Sequence[int]) -> None:
-        """Of what is written out of several nodes' memory no account is kept. For any thread."""
+        """As SampleLedgers has it; of the attempt that refresh() was told of."""
+        over, homes = self._over
+        saves = saves_in(written)
+        if over != attempt or not saves:
+            return
+        key = (attempt, saves[0].own_steps)
+        one = _Round(homes, 0.0, set(), {rank: [] for rank in homes})
+        for node, told in list(self._told.items()):
+            one.merge(node, told.get(key, {}))
+        self._read_own(key, one)
+        saver = next((rank for rank, places in sorted(one.places.items()) if places), -1)
+        for seen in saves:  # when a pass has ended, the ranks' nodes say by clocks of their own
+            self._ledgers.note(attempt, saver, seen._replace(began_ns=0), one.places)
 
     def saved(self, node: str, message: msg.DataSaved) -> None:
         """A rank elsewhere has saved."""
@@ -220,12 +250,15 @@ class FleetLedgers:
     def answered(self, node: str, message: msg.DataReported) -> None:
         """What a node's ranks had been handed, as it is known there now."""
         key = (message.attempt, message.done)
-        one = self._rounds.get(key)
-        if one is not None:
+        if (one := self._rounds.get(key)) is not None:
             one.merge(node, message.places)
             self._settle(key, one)
-        elif node in self._homes(message.attempt).values():
-            self._newest[node] = message
+        if node in self._homes(message.attempt).values():
+            told = self._told.setdefault(node, {})
+            told.pop(key, None)
+            told[key] = message.places
+            if len(told) > MOST_TOLD:
+                del told[next(iter(told))]
 
     def poll(self) -> None:
         """Once a second, and when a node's connection was closed: whoever is gone, or late, is not waited for."""
@@ -254,9 +287,9 @@ class FleetLedgers:
             waiting = {home for home in homes.values() if home != self._me and self._is_connected(home)}
             one = self._rounds[key] = _Round(homes, time.monotonic() + ANSWER_S, waiting, {n: [] for n in homes})
             self._read_own(key, one)
-            for home, known in self._newest.items():
-                if (known.attempt, known.done) == key:
-                    one.merge(home, known.places)
+            for home, told in self._told.items():
+                if key in told:
+                    one.merge(home, told[key])
             while len(self._rounds) > MOST_STEPS:
                 oldest = next(iter(self._rounds))
                 self._rounds[oldest].waiting = set()
@@ -290,7 +323,8 @@ class FleetLedgers:
 
     def refresh(self, attempt: int, ranks: Sequence[int]) -> None:
         """An attempt is over; other nodes have told what they know."""
-        for rank in [number for number, home in self._homes(attempt).items() if home == self._me]:
+        self._over = (attempt, self._homes(attempt))
+        for rank in [number for number, home in self._over[1].items() if home == self._me]:
             for seen in read_saves(self._node.sockets, attempt, rank)[-MOST_STEPS:]:
                 if not self._ledgers.has_seen(attempt, seen):
                     self._note(attempt, rank, seen)

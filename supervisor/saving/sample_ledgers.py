@@ -35,6 +35,7 @@ from guardrun.supervisor.engine.model.events import Checkpoint
 from guardrun.supervisor.engine.recovery.data_replay import MAX_RANKS
 from guardrun.supervisor.node.run_context import RunContext
 from guardrun.supervisor.saving.snapshot_files import Written
+from guardrun.supervisor.saving.snapshot_sets import Copy
 
 FILE = "data-ledger.json"
 MAX_SAVES = 64
@@ -92,13 +93,8 @@ class SampleLedgers:
 
     def written_from_memory(self, attempt: int, written: Written, ranks: Sequence[int]) -> None:
         """A snapshot that ranks have left was written out. For a thread that may wait, as find()."""
-        if written.whole is None:
-            return
-        last = max(written.whole.copies, key=lambda copy: copy.record.written_ns)
-        for path in written.paths if last.record.is_counted else ():
-            if (look := stat_identity(path)) is not None:
-                seen = SaveSeen(last.record.at, written.step, last.record.written_ns, look[1], look[0])
-                self.note(attempt, last.global_rank, seen, self._places(attempt, ranks, seen.own_steps))
+        for seen in saves_in(written):
+            self.note(attempt, _last(written).global_rank, seen, self._places(attempt, ranks, seen.own_steps))
 
     def find(self, files: Sequence[str]) -> SaveAccount | None:
         """The account of a checkpoint that these files make up; None: there is none. For a thread that may wait."""
@@ -218,6 +214,19 @@ def in_time_of(own_steps: int, checkpoint: Checkpoint) -> SaveSeen | None:
     """One that a rank has made before the ranks are ended, and that is there; None: it is not."""
     look = stat_identity(checkpoint.path)
     return SaveSeen(own_steps, checkpoint.step, ALL_NS, look[1], look[0]) if look is not None else None
+
+
+def saves_in(written: Written) -> list[SaveSeen]:
+    """The files of a snapshot that was written out, each as if a rank had saved it when the last copy was made."""
+    if written.whole is None or not (last := _last(written).record).is_counted:
+        return []
+    looks = [look for path in written.paths if (look := stat_identity(path)) is not None]
+    return [SaveSeen(last.at, written.step, last.written_ns, look[1], look[0]) for look in looks]
+
+
+def _last(written: Written) -> Copy:
+    assert written.whole is not None
+    return max(written.whole.copies, key=lambda copy: copy.record.written_ns)
 
 
 def _read(path: Path) -> list[SaveAccount]:

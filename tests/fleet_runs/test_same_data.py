@@ -35,3 +35,18 @@ def test_each_sample_comes_once(job: Job) -> None:
     told = [one["data_replay"]["status"] for one in job.summary()["attempts"] if "data_replay" in one]
     assert told == ["skipped"] * 4, job.outputs()
     assert job.incidents()[-1]["evidence"]["jit"]["step"] == 44
+
+
+def test_each_sample_comes_once_after_snapshots(job: Job) -> None:
+    """Both ranks are killed, and nothing else was saved: what is resumed from was in both nodes' memory."""
+    job.script = SCRIPTS / "once.py"
+    arguments = ("--samples=80", "--epochs=2", "--kills=6:-1,13:-1", "--save-every=1000", "--everything")
+    config = EXACT.replace("exact_data", "snapshot_steps = 1\nexact_data")
+    job.start(2, NAMES[:2], config=config, script_args=arguments)
+    assert job.ended() == {"head": 0, "node1": 0}, job.outputs()
+    for rank in (0, 1):
+        assert trained(job.folder, rank) == undisturbed(rank, 80, 2)
+    snapshots = [incident["evidence"]["snapshot"] for incident in job.incidents()]
+    assert all(one["path"] and not one.get("why") for one in snapshots) and len(snapshots) == 2, snapshots
+    told = [one["data_replay"]["status"] for one in job.summary()["attempts"] if "data_replay" in one]
+    assert told == ["skipped"] * 2, job.outputs()

@@ -18,12 +18,15 @@ from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.ledger_page import consumed_name
 from guardrun.hooks.wire.messages import CheckpointSaved
+from guardrun.hooks.wire.snapshot_index import HOLDS, Record
 from guardrun.supervisor.engine.model.actions import StartAttempt
 from guardrun.supervisor.engine.model.events import Checkpoint
 from guardrun.supervisor.fleet.protocol import messages as msg
 from guardrun.supervisor.saving import fleet_sample_ledgers, sample_ledgers
 from guardrun.supervisor.saving.fleet_sample_ledgers import FleetLedgers, NodeLedgers
 from guardrun.supervisor.saving.sample_ledgers import SampleLedgers
+from guardrun.supervisor.saving.snapshot_files import Written
+from guardrun.supervisor.saving.snapshot_sets import Copy, WholeSet
 
 HOMES = {0: "head", 1: "other"}
 SIZES = {"head": 1, "other": 1, "spare": 1}
@@ -44,6 +47,8 @@ class Job:
         self._pages: dict[int, SampleLedger] = {}
         self.head_node, self.other_node = self._node("head", 0), self._node("other", 1)
         self.state = SimpleNamespace(attempt=None)
+        self.kept: list[Record] = []
+        """What the other node's rank has in memory."""
         self.begin(0)
         self.supervisors()
 
@@ -72,10 +77,12 @@ class Job:
             lambda node, order: self.down.append((node, order)),
             lambda node: node in self.connected,
         )
-        self.other = NodeLedgers(self.other_node, self.up.append)
+        memory = SimpleNamespace(copies=lambda attempt: [Copy(1, 0, record) for record in self.kept])
+        self.other = NodeLedgers(self.other_node, memory, self.up.append)
 
     def board(self) -> list[int]:
-        return [self.step if word == Field.STEP else 0 for word in range(max(Field) + 1)]
+        words = {Field.STEP: self.step, Field.SNAPSHOT_INDEX: len(self.kept)}
+        return [words.get(word, 0) for word in Field]
 
     def begin(self, attempt: int) -> None:
         self.close()
@@ -254,6 +261,47 @@ def test_of_one_that_was_lost_in_a_later_step_it_is_known_where_saves_are_made(j
         assert job.batches(path) == [5, 5]
     else:
         assert job.handed_on(path)[0]["ranks"]["0"][0]["why"]
+
+
+def keep(job: Job) -> Record:
+    """Both ranks copy their state."""
+    path = str(job.folder / f"snapshot_{job.step}.pt")
+    record = Record(1, job.step, True, job.step, 80, 1 << 61, HOLDS, 0, path)
+    job.kept.append(record)
+    return record
+
+
+def write_out(job: Job, record: Record) -> Path:
+    """The attempt is over."""
+    path = Path(record.path)
+    path.write_bytes(b"x" * record.size_bytes)
+    job.head.refresh(0, [0, 1])
+    whole = WholeSet((Copy(0, 0, record),))
+    job.head.written_from_memory(0, Written(record.step, (str(path),), (1,), 80, 0.1, whole=whole), [0, 1])
+    return path
+
+
+def test_what_is_written_out_of_memory_has_an_account(job: Job) -> None:
+    """By its step, which is none of the last; ranks went on after it."""
+    job.train(3)
+    record = keep(job)
+    job.train(4)
+    job.other.ended()
+    job.deliver()
+    assert job.batches(write_out(job, record)) == [3, 3]
+
+
+def test_so_it_has_where_the_node_was_lost_after_it_had_told_of_that_step(job: Job) -> None:
+    job.train(3)
+    record = keep(job)
+    job.other.sample()
+    job.train(4)
+    other = keep(job)
+    job.deliver()
+    job.connected.discard("other")
+    assert job.batches(write_out(job, record)) == [3, 3]
+    later = job.handed_on(write_out(job, other))
+    assert later[0]["ranks"]["0"][0]["why"] == "what rank 1 was handed out for these steps is not known"
 
 
 def test_one_that_does_not_answer_is_waited_for_no_longer(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,7 +87,7 @@ class Follower:
         self._memory = make_memory(self.node)
         self._mirror = NodeMirror(self.node, self._memory, fleet, self._send_to_head)
         self._snapshots = NodeSnapshots(self.node, self._memory, self._send_to_head, self._mirror.kept)
-        self._ledgers = NodeLedgers(self.node, self._send_to_head)
+        self._ledgers = NodeLedgers(self.node, self._memory, self._send_to_head)
         self._still = ProgressTimeout()
         self._may_stand_s = STILL_S
         """How long the ranks may stand still, as far as the head knows."""
