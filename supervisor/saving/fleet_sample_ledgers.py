@@ -282,12 +282,13 @@ class FleetLedgers:
             return
         key = (attempt, seen.own_steps)
         one = self._rounds.get(key)
-        is_new = one is None
+        asked: list[str] = []
         if one is None:
             waiting = {home for home in homes.values() if home != self._me and self._is_connected(home)}
             one = self._rounds[key] = _Round(homes, time.monotonic() + ANSWER_S, waiting, {n: [] for n in homes})
+            asked = sorted(waiting - {node})
             self._read_own(key, one)
-            for home, told in self._told.items():
+            for home, told in self._told.items():  # who is asked all the same tells more of it before the end
                 if key in told:
                     one.merge(home, told[key])
             while len(self._rounds) > MOST_STEPS:
@@ -297,7 +298,7 @@ class FleetLedgers:
         one.saves.append((rank, seen))
         if places is not None:
             one.merge(node, places)
-        for home in sorted(one.waiting) if is_new else ():
+        for home in asked:
             self._send(home, msg.ReportData(attempt=attempt, done=seen.own_steps))
         self._settle(key, one)
 

@@ -206,6 +206,23 @@ def test_what_was_taken_after_a_save_is_told_before_the_attempt_s_end(job: Job) 
     assert [max(map(int, fields["ranks"][str(rank)][0]["near"])) for rank, fields in enumerate(found)] == [7, 7]
 
 
+def test_so_it_is_of_one_that_had_told_of_that_step_unasked(job: Job) -> None:
+    job.train(2)
+    job.save(0)
+    job.deliver()
+    job.train(1)
+    job.other.sample()
+    job.deliver()
+    path = job.save(0)
+    job.train(4)
+    job.deliver()
+    job.other.ended()
+    job.deliver()
+    job.head.refresh(0, [0, 1])
+    found = job.handed_on(path)
+    assert [max(map(int, fields["ranks"][str(rank)][0]["near"])) for rank, fields in enumerate(found)] == [7, 7]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_save_that_its_rank_did_not_live_to_tell_of(job: Job, rank: int) -> None:
     job.train(3)
