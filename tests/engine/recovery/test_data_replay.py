@@ -9,6 +9,7 @@ import pytest
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.transitions import Phase
+from guardrun.supervisor.engine.recovery import data_replay
 from guardrun.supervisor.engine.recovery.data_replay import ADVICE, MAX_LOADERS
 from tests.engine.conftest import Told
 
@@ -101,7 +102,9 @@ def test_what_others_say_is_passed_over(told: Told) -> None:
     assert told.state.attempt is not None and told.state.attempt.replays == {}
 
 
-def test_where_nothing_can_be_skipped_it_is_said_once(told: Told) -> None:
+@pytest.mark.parametrize("most", [3, 4])
+def test_where_nothing_can_be_skipped_it_is_said_once(told: Told, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    monkeypatch.setattr(data_replay, "MAX_RANKS", most)
     told.fleet_opened(2, exact_data=True, resumes=True)
     told.fleet_started(1.0)
     told.step(10, 2.0, range(4))
@@ -110,4 +113,5 @@ def test_where_nothing_can_be_skipped_it_is_said_once(told: Told) -> None:
     for attempt in (1, 2):
         told.begin_with(next_attempt=attempt, checkpoint=SAVED, phase=Phase.STARTING)
         said += [action.text for action in told.fleet_started() if isinstance(action, ac.Say)]
-    assert said == ["[checkpoint] exact_data does nothing here: it is for jobs of one node"]
+    why = "[checkpoint] exact_data does nothing here: it is for jobs of 3 ranks at most"
+    assert said == ([why] if most == 3 else [])
