@@ -195,10 +195,7 @@ class Performer:
             return
         if action.checkpoint is not None:
             size = self._context.engine.state.world_size
-            try:
-                self._own_ledgers.hand_on(action.attempt, action.checkpoint, self._account, world_size=size)
-            except OSError as error:
-                log.warning("data_ledger_not_handed_on", error=str(error))
+            self._own_ledgers.hand_on(action.attempt, action.checkpoint, self._account, world_size=size)
         self._node.send(control_messages.start_of(action))
 
     def _check_nodes(self, action: ac.CheckNodes) -> None:

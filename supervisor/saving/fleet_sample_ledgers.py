@@ -18,28 +18,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 from guardrun.hooks.wire.board import Field
-from guardrun.hooks.wire.ledger_page import consumed_name
 from guardrun.hooks.wire.messages import CheckpointSaved
-from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.collect.ranks.ledgers import Place, SaveSeen, find_places, read_rings, read_saves
-from guardrun.supervisor.collect.ranks.sampler import Sampler
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model.events import Checkpoint
 from guardrun.supervisor.engine.recovery.data_replay import MAX_RANKS
 from guardrun.supervisor.engine.state.state import State
 from guardrun.supervisor.fleet.protocol import messages as msg
-from guardrun.supervisor.node.rank_message_ingest import RankMessageIngest
+from guardrun.supervisor.node.rank_collection import RankContext
 from guardrun.supervisor.node.run_context import EngineContext
-from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.saving.sample_ledgers import (
     SampleLedgers,
     SaveAccount,
     in_time_of,
+    leave,
     read_places,
     saves_in,
     seen_of,
@@ -55,26 +51,6 @@ MOST_TOLD = 16
 """Steps of which a node has told unasked."""
 
 
-class LedgerNode(Protocol):
-    """What is used of the node's supervisor."""
-
-    @property
-    def ingest(self) -> RankMessageIngest:
-        """Knows this node's ranks."""
-
-    @property
-    def sampler(self) -> Sampler:
-        """Has their boards."""
-
-    @property
-    def run_file(self) -> RunFile:
-        """Names the node."""
-
-    @property
-    def sockets(self) -> Path:
-        """Where the ranks' pages are."""
-
-
 class Copies(Protocol):
     """What ranks of the node keep in memory (snapshot_memory.py)."""
 
@@ -86,7 +62,7 @@ class NodeLedgers:
     """A node's part, but for the head's. Runs on the loop's thread."""
 
     def __init__(
-        self, node: LedgerNode, memory: Copies, send: Callable[[msg.DataSaved | msg.DataReported], object]
+        self, node: RankContext, memory: Copies, send: Callable[[msg.DataSaved | msg.DataReported], object]
     ) -> None:
         """memory: what ranks keep there."""
         self._node, self._memory, self._send = node, memory, send
@@ -110,8 +86,8 @@ class NodeLedgers:
 
     def sample(self) -> None:
         """Once a second while ranks train, where something is saved: should this node be lost, it is known by then."""
-        words = [words for board in self._node.sampler.boards.values() if (words := board.read()) is not None]
-        done, attempt = min((own[Field.STEP] for own in words), default=0), self._node.ingest.attempt
+        words, attempt = self._words(), self._node.ingest.attempt
+        done = _done(words)
         is_saved = self._attempt == attempt or any(own[Field.SNAPSHOT_INDEX] for own in words)
         if is_saved and done not in (0, self._sampled):
             self._sampled = done
@@ -126,10 +102,15 @@ class NodeLedgers:
                 if self._attempt != attempt or (seen.mtime_ns, seen.size) not in self._files:
                     self._send_saved(attempt, rank, seen)
         steps = dict.fromkeys(one.record.at for one in self._memory.copies(attempt) if one.record.is_counted)
+        if done := _done(self._words()):  # of which a rank may have saved in time, and that is not known here
+            steps[done] = None
         steps |= self._steps if self._attempt == attempt else {}
         rings = {rank: read_rings(self._node.sockets, attempt, rank) for rank in self._ranks() if steps}
         for done in steps:
             self._report(done, {rank: find_places(own, done) for rank, own in rings.items()})
+
+    def _words(self) -> list[list[int]]:
+        return [words for board in self._node.sampler.boards.values() if (words := board.read()) is not None]
 
     def _saved(self, message: CheckpointSaved, ranks: Sequence[int]) -> None:
         self._send_saved(message.attempt, message.global_rank, seen_of(message))
@@ -170,6 +151,11 @@ class NodeLedgers:
             del self._steps[next(iter(self._steps))]
 
 
+def _done(words: Sequence[Sequence[int]]) -> int:
+    """Steps that all ranks of these boards have finished."""
+    return min((own[Field.STEP] for own in words), default=0)
+
+
 @dataclass
 class _Round:
     """All nodes, after so many steps of an attempt."""
@@ -193,7 +179,7 @@ class FleetLedgers:
 
     def __init__(
         self,
-        node: LedgerNode,
+        node: RankContext,
         context: EngineContext,
         ledgers: SampleLedgers,
         send: Callable[[str, msg.ReportData | msg.HandedOut], object],
@@ -244,7 +230,7 @@ class FleetLedgers:
         if self._homes(message.attempt).get(message.global_rank) != node:
             return
         seen = SaveSeen(message.own_steps, message.step, message.began_ns, message.size, message.mtime_ns)
-        if not self._ledgers.has_seen(message.attempt, seen):
+        if (seen.mtime_ns, seen.size) not in self._ledgers.known_files(message.attempt):
             self._note(message.attempt, message.global_rank, seen, node, message.places)
 
     def answered(self, node: str, message: msg.DataReported) -> None:
@@ -325,9 +311,10 @@ class FleetLedgers:
     def refresh(self, attempt: int, ranks: Sequence[int]) -> None:
         """An attempt is over; other nodes have told what they know."""
         self._over = (attempt, self._homes(attempt))
+        known = self._ledgers.known_files(attempt)
         for rank in [number for number, home in self._over[1].items() if home == self._me]:
             for seen in read_saves(self._node.sockets, attempt, rank)[-MOST_STEPS:]:
-                if not self._ledgers.has_seen(attempt, seen):
+                if (seen.mtime_ns, seen.size) not in known:
                     self._note(attempt, rank, seen)
         for key, one in self._rounds.items():
             if key[0] == attempt:
@@ -359,11 +346,3 @@ class FleetLedgers:
                 leave(self._node.sockets, action.attempt, data)
             else:
                 self._send(node, msg.HandedOut(attempt=action.attempt, account=data))
-
-
-def leave(sockets: Path, attempt: int, account: bytes) -> None:
-    """Where an attempt's ranks look for it; without it nothing is skipped, or told."""
-    try:
-        (sockets / consumed_name(attempt)).write_bytes(account)
-    except OSError as error:
-        log.warning("data_ledger_not_handed_on", error=str(error))

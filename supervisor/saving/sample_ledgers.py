@@ -105,23 +105,19 @@ class SampleLedgers:
 
     def refresh(self, attempt: int, ranks: Sequence[int]) -> None:
         """An attempt is over: what was not told, or not taken yet by the time of a save, is known by now."""
+        known = self.known_files(attempt)
         for rank in ranks:
             for seen in read_saves(self._sockets, attempt, rank):
-                if not self.has_seen(attempt, seen):
+                if (seen.mtime_ns, seen.size) not in known:
                     self.note(attempt, rank, seen, self._places(attempt, ranks, seen.own_steps))
-        steps = self.open_ended(attempt)
+        steps = {save.done for save in self._saves if save.attempt == attempt and _is_open_ended(save)}
         rings = {rank: read_rings(self._sockets, attempt, rank) for rank in ranks if steps}
         for done in steps:
             self.improve(attempt, done, {rank: find_places(own, done) for rank, own in rings.items()})
 
-    def has_seen(self, attempt: int, seen: SaveSeen) -> bool:
-        """Whether this save of the attempt was noted."""
-        file = (seen.mtime_ns, seen.size)
-        return any(file in map(tuple, save.files) for save in self._saves if save.attempt == attempt)
-
-    def open_ended(self, attempt: int) -> set[int]:
-        """After which steps of it there is a save of which more may be known by now."""
-        return {save.done for save in self._saves if save.attempt == attempt and _is_open_ended(save)}
+    def known_files(self, attempt: int) -> set[tuple[int, int]]:
+        """Of its saves that were noted: mtime_ns and size."""
+        return {file for save in self._saves if save.attempt == attempt for file in save.files}
 
     def improve(self, attempt: int, done: int, places: Mapping[int, Sequence[Place]]) -> None:
         """After these steps it was so, as is known better now. places: of all ranks."""
@@ -133,9 +129,9 @@ class SampleLedgers:
         self._keep()
 
     def hand_on(self, attempt: int, checkpoint: Checkpoint, account: SaveAccount | None, *, world_size: int) -> None:
-        """Leave the account for the ranks of an attempt that resumes. Raises OSError."""
+        """Leave the account for the ranks of an attempt that resumes."""
         if (fields := self.make_fields(checkpoint, account, world_size=world_size)) is not None:
-            (self._sockets / consumed_name(attempt)).write_bytes(encode_json(fields))
+            leave(self._sockets, attempt, encode_json(fields))
 
     def make_fields(
         self, checkpoint: Checkpoint, account: SaveAccount | None, *, world_size: int
@@ -198,6 +194,14 @@ class SampleLedgers:
             write_own(self._path, encode_json(msgspec.to_builtins(self._saves, str_keys=True)))
         except OSError as error:
             log.warning("data_ledger_not_written", error=str(error))
+
+
+def leave(sockets: Path, attempt: int, account: bytes) -> None:
+    """Where an attempt's ranks look for it; without it nothing is skipped, or told."""
+    try:
+        (sockets / consumed_name(attempt)).write_bytes(account)
+    except OSError as error:
+        log.warning("data_ledger_not_handed_on", error=str(error))
 
 
 def read_places(sockets: Path, attempt: int, ranks: Sequence[int], done: int) -> dict[int, list[Place]]:

@@ -40,8 +40,15 @@ def test_each_sample_comes_once(job: Job) -> None:
 def test_each_sample_comes_once_after_snapshots(job: Job) -> None:
     """Both ranks are killed, and nothing else was saved: what is resumed from was in both nodes' memory."""
     job.script = SCRIPTS / "once.py"
-    arguments = ("--samples=80", "--epochs=2", "--kills=6:-1,13:-1", "--save-every=1000", "--everything")
-    config = EXACT.replace("exact_data", "snapshot_steps = 1\nexact_data")
+    arguments = (
+        "--samples=80",
+        "--epochs=2",
+        "--kills=6:-1,13:-1",
+        "--save-every=1000",
+        "--everything",
+        "--step-s=0.3",
+    )
+    config = EXACT.replace("exact_data", "jit_s = 0\nsnapshot_steps = 1\nexact_data")
     job.start(2, NAMES[:2], config=config, script_args=arguments)
     assert job.ended() == {"head": 0, "node1": 0}, job.outputs()
     for rank in (0, 1):
