@@ -91,7 +91,7 @@ def test_it_restarts_a_run_that_is_well_too(edge: EdgeRuns) -> None:
 def test_with_defaults_a_deadlock_is_acted_on_once_it_is_proven(edge: EdgeRuns) -> None:
     """Long: patience is waited for here. Native frames are asked for, which a forked interpreter does not show whole.
 
-    Quiet machines need 15 to 19 s; what is held is that it was the proof: without one, patience ends after 300 s.
+    Quiet machines need 15 to 19 s, busy ones a minute: native frames take long. Without a proof, patience takes 300 s.
     """
     # The attempt after it is over at once: the trainings above are gone on with.
     finished = edge.run("train.py", "--plan", "0:deadlock@15:1,1:over@0:*", "--steps", "30")
@@ -100,7 +100,7 @@ def test_with_defaults_a_deadlock_is_acted_on_once_it_is_proven(edge: EdgeRuns) 
     assert (incident["cause"], ranks_of(incident), incident["step"]) == ("rank_blocked", [1], 14)
     assert "take_two_locks (faults.py:" in incident["summary"]
     assert "and no thread is left that could release what it waits for" in incident["summary"]
-    assert 14 <= parse_iso_time(incident["acted"]) - parse_iso_time(incident["onset"]) <= 60
+    assert 14 <= parse_iso_time(incident["acted"]) - parse_iso_time(incident["onset"]) < 300
     assert incident["resumed_from"]["step"] == 10
     check_show("deadlock", finished, until="^Rank 0$")
 

@@ -22,6 +22,7 @@ from guardrun import hooks
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--kills", default="", help="STEP:RANK of each attempt; RANK -1: all of them")
+parser.add_argument("--hold", default="", help="STEP of each attempt, at which they wait for their end")
 parser.add_argument("--workers", default="0", help="of each attempt, over and over")
 parser.add_argument("--samples", type=int, default=220)
 parser.add_argument("--epochs", type=int, default=4)
@@ -37,6 +38,7 @@ arguments = parser.parse_args()
 TOLD_S = 30.0
 ATTEMPT, RANK = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
 kills = [(number, *map(int, one.split(":"))) for number, one in enumerate(arguments.kills.split(",")) if one]
+holds = [(number, int(one)) for number, one in enumerate(arguments.hold.split(",")) if one]
 workers = [int(one) for one in arguments.workers.split(",")]
 torch.set_num_threads(1)
 torch.manual_seed(0)
@@ -117,7 +119,7 @@ for epoch in range(start_epoch, arguments.epochs):
             save()
         if arguments.everything:
             hooks.snapshot(state_now, path=f"out/snapshot_{step}.pt")
-        time.sleep(arguments.step_s)
+        time.sleep(TOLD_S if (ATTEMPT, step) in holds else arguments.step_s)
         if {(ATTEMPT, step, RANK), (ATTEMPT, step, -1)} & {*kills}:
             wait_until_all_have_done(step)
             if ATTEMPT and not arguments.everything:
