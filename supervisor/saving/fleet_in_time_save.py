@@ -1,8 +1,8 @@
-"""A save before the ranks are ended, by one rank of any node that is alive (docs/just-in-time.md).
+"""A save before the ranks are ended, by ranks of any node that is alive (docs/just-in-time.md).
 
     ReportSteps   ▶ every node of the attempt that can be reached: how many steps have its ranks finished?
-    StepsReported ◀ and, where a trainer keeps them, its ranks' random states
-    SaveHere      ▶ the node of the first rank that is well, with the random states of other nodes' ranks
+    StepsReported ◀ and which part each holds, where that is sharded; where a trainer keeps them, random states
+    SaveHere      ▶ the node of the first rank that is well, of each part; with the random states of other nodes' ranks
     SavedHere     ◀ what the rank has told; one that was not called is followed by the next, of whichever node
     SeekFile      ▶ every other node that is there, spares too: can what was written be seen there?
     FileSought    ◀ where all can, the head's chooser judges it
@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from guardrun.hooks.wire.examinations import newest_ns
 from guardrun.hooks.wire.random_page import MAGIC, SIZE_BYTES, random_name, read_page
@@ -46,6 +46,8 @@ MAX_PAGES = 128
 """Of random states, in all: 20 kB each, and a message may have 4 MB."""
 POLL_S = 0.1
 
+Word = TypeVar("Word")
+
 Order = msg.ReportSteps | msg.SaveHere | msg.SeekFile
 Answer = msg.StepsReported | msg.SavedHere | msg.FileSought
 
@@ -55,10 +57,10 @@ class NodePart:
 
     def __init__(self, node: InTimeNode) -> None:
         self._node, self._saves = node, NodeSaves(node)
-        self._asked = (0, -1)
-        """The last request for which a rank of this node was asked, and which; …"""
-        self._answer: msg.SavedHere | None = None
-        """… and what was answered; None: not yet, or nobody was asked."""
+        self._request = 0
+        """The last one for which ranks of this node were asked; …"""
+        self._answers: dict[int, msg.SavedHere | None] = {}
+        """… and what each has answered; None: nothing yet."""
 
     def obey(self, order: Order, send: Callable[[Answer], object], *, is_running: bool) -> None:
         """Do it, and send the answer, which may take a while. is_running: ranks live here, and are not being ended."""
@@ -72,7 +74,15 @@ class NodePart:
     def _report(self, order: msg.ReportSteps) -> msg.StepsReported:
         found = self._saves.steps(order.attempt, order.ranks)
         pages = {} if found.why else self._pages(order.attempt)
-        return msg.StepsReported(request=order.request, low=found.low, high=found.high, why=found.why, pages=pages)
+        parts = self._saves.parts() if self._node.ingest.attempt == order.attempt else {}
+        return msg.StepsReported(
+            request=order.request,
+            low=found.low,
+            high=found.high,
+            why=found.why,
+            parts={number: part for number, part in parts.items() if part.count},
+            pages=pages,
+        )
 
     def _pages(self, attempt: int) -> dict[int, bytes]:
         if self._node.ingest.attempt != attempt:
@@ -83,28 +93,29 @@ class NodePart:
 
     def _save(self, order: msg.SaveHere, send: Callable[[Answer], object], *, is_running: bool) -> None:
         node, number = self._node, order.global_rank
-        asked = (order.request, number)
-        if asked == self._asked:
-            if self._answer is not None:
-                send(self._answer)
+        if order.request == self._request and number in self._answers:
+            if (answer := self._answers[number]) is not None:
+                send(answer)
             return  # one never saves twice
         if why := self._why_not(order, is_running=is_running):
             send(msg.SavedHere(request=order.request, global_rank=number, told={"why": why}))
             return
-        self._asked, self._answer = asked, None
+        if order.request != self._request:
+            self._request, self._answers = order.request, {}
+        self._answers[number] = None
         attempt, here = order.attempt, frozenset(node.ingest.ranks)
 
         def done(told: dict[str, Any] | None, missing: str) -> None:
             with suppress(RuntimeError):  # closing
                 node.pool.submit(self._forget_pages, attempt, order.pages, here)
             answer = msg.SavedHere(request=order.request, global_rank=number, told=told, missing=missing)
-            if asked == self._asked:
-                self._answer = answer
+            if order.request == self._request:
+                self._answers[number] = answer
             send(answer)
 
         def ask() -> None:
             if (left_s := self._left_s(order)) > 0:
-                self._saves.ask(number, Wanted(order.step), left_s, done)
+                self._saves.ask(number, Wanted(order.step, order.part), left_s, done)
             else:
                 done({"why": "it was asked too late"}, "")
 
@@ -149,13 +160,13 @@ class NodePart:
         node = self._node
 
         def work() -> None:
-            answer = msg.FileSought(request=order.request, why=why_unseen(order.path, order.written_ns))
+            answered(why_unseen(order.path, order.written_ns))
+
+        def answered(why: str) -> None:
+            answer = msg.FileSought(request=order.request, global_rank=order.global_rank, why=why)
             node.post(lambda: send(answer))
 
-        def failed(error: str) -> None:
-            node.post(lambda: send(msg.FileSought(request=order.request, why=error)))
-
-        node.in_background(work, failed)
+        node.in_background(work, answered)
 
 
 def _unpacked(packed: bytes) -> bytes:
@@ -188,12 +199,13 @@ def _why_unseen(path: str, written_ns: int) -> str:
     return "" if abs(found_ns - written_ns) <= GRAIN_NS else "what lies there is of another time"
 
 
-@dataclass
+@dataclass(eq=False)
 class _Question:
     """What several nodes are asked at once."""
 
     kind: type
-    request: int
+    number: int
+    """Whose file is sought; -1: no file is."""
     awaited: set[str]
     by_s: float
     """time.monotonic()."""
@@ -204,11 +216,9 @@ class _Question:
 
 @dataclass
 class _Asked:
-    """The node whose rank is to save."""
+    """A rank that is to save, by its node."""
 
     node: str
-    number: int
-    request: int
     by_s: float
     """The run's seconds."""
     done: Answered
@@ -235,15 +245,18 @@ class ManyNodes:
         self._left_out = left_out
         self._me = node.run_file.node
         self._own = NodePart(node)
-        self._question: _Question | None = None
+        self._request = 0
+        self._questions: list[_Question] = []
         self._again: Callable[[], object] | None = None
-        self._asked: _Asked | None = None
+        self._asked: dict[int, _Asked] = {}
+        """By rank."""
         self._pages: dict[int, bytes] = {}
 
     # Reach -------------------------------------------------------------------------------------------------------
 
     def steps(self, action: ac.SaveInTime, done: Callable[[Steps], object]) -> None:
         """As Reach has it: asked again until all say the same, or STEPS_S are over."""
+        self._request = action.request
         self._ask_steps(action, self._by(action, STEPS_S), done)
 
     def _ask_steps(self, action: ac.SaveInTime, by_s: float, done: Callable[[Steps], object]) -> None:
@@ -258,39 +271,45 @@ class ManyNodes:
             parts = [answers[node] for node, numbers in ranks.items() if node in answers and numbers]
             why = f"{silent[0]} did not say how many steps its ranks have finished" if silent else ""
             why = next((part.why for part in parts if part.why), why)
-            steps = Steps(min((p.low for p in parts), default=0), max((p.high for p in parts), default=0), why)
+            low, high = min((p.low for p in parts), default=0), max((p.high for p in parts), default=0)
+            gone = {number for number, home in self._homes.items() if home not in answers}
+            held = self._own_words(answers, lambda answer: answer.parts)
+            steps = Steps(low, high, why, held, gone)
             if not why and steps.low != steps.high and not action.is_running and time.monotonic() < by_s:
                 self._again = lambda: self._ask_steps(action, by_s, done)
                 return
             if not action.is_running:
-                self._note_pages(answers)
+                pages = self._own_words(answers, lambda answer: answer.pages)
+                self._pages = pages if len(pages) <= MAX_PAGES else {}
             done(steps)
 
         orders = {
             node: msg.ReportSteps(request=action.request, attempt=action.attempt, ranks=numbers)
             for node, numbers in ranks.items()
         }
-        self._put(msg.StepsReported, action.request, orders, by_s, end)
+        self._put(msg.StepsReported, -1, orders, by_s, end)
 
-    def _note_pages(self, answers: Mapping[str, msg.StepsReported]) -> None:
-        """A node's word counts for its own ranks."""
-        told = ((node, *pair) for node, part in answers.items() for pair in part.pages.items())
-        pages = {number: page for node, number, page in told if self._homes.get(number) == node}
-        self._pages = pages if len(pages) <= MAX_PAGES else {}
+    def _own_words(
+        self, answers: Mapping[str, msg.StepsReported], of: Callable[[msg.StepsReported], Mapping[int, Word]]
+    ) -> dict[int, Word]:
+        """What nodes say of ranks: a node's word counts for its own."""
+        told = ((node, *pair) for node, answer in answers.items() for pair in of(answer).items())
+        return {number: word for node, number, word in told if self._homes.get(number) == node}
 
     def ask(self, action: ac.SaveInTime, number: int, wanted: Wanted, done: Answered) -> None:
-        """As Reach has it: of all that is trained. A rank that holds a part refuses."""
+        """As Reach has it."""
         home = self._homes.get(number, "")
         if home != self._me and home not in self._connected():
             done({"why": f"{home} can't be reached"}, "")
             return
-        self._asked = _Asked(home, number, action.request, action.until_s, done)
+        self._asked[number] = _Asked(home, action.until_s, done)
         order = msg.SaveHere(
             request=action.request,
             attempt=action.attempt,
             global_rank=number,
             step=wanted.step,
             by_s=action.until_s,
+            part=wanted.part,
             pages={other: page for other, page in self._pages.items() if self._homes[other] != home},
         )
         self._order(home, order)
@@ -308,38 +327,42 @@ class ManyNodes:
             why = next((f"{node} does not see it: {answer.why}" for node, answer in answers.items() if answer.why), "")
             done(why or (f"{missing[0]} does not say whether it sees it" if missing else ""))
 
-        order = msg.SeekFile(request=action.request, path=path, written_ns=written_ns)
+        order = msg.SeekFile(request=action.request, global_rank=number, path=path, written_ns=written_ns)
         orders = {node: order for node in (self._me, *self._connected()) if node not in (home, *self._left_out)}
-        self._put(msg.FileSought, action.request, orders, self._by(action, SEEK_S), end)
+        self._put(msg.FileSought, number, orders, self._by(action, SEEK_S), end)
 
     # What comes back ---------------------------------------------------------------------------------------------
 
     def answered(self, node: str, answer: Answer) -> None:
         """A node's answer; what nobody has asked it is passed over."""
+        if answer.request != self._request:
+            return
         if isinstance(answer, msg.SavedHere):
-            asked, of = self._asked, (node, answer.global_rank, answer.request)
-            if asked is not None and of == (asked.node, asked.number, asked.request):
-                self._asked = None
+            asked = self._asked.get(answer.global_rank)
+            if asked is not None and node == asked.node:
+                del self._asked[answer.global_rank]
                 asked.done(answer.told, answer.missing)
             return
-        question = self._question
-        is_asked = question is not None and isinstance(answer, question.kind) and answer.request == question.request
-        if question is not None and is_asked and node in question.awaited:
-            question.awaited.discard(node)
-            question.answers[node] = answer
-            self._try_end()
+        number = answer.global_rank if isinstance(answer, msg.FileSought) else -1
+        for question in list(self._questions):
+            is_it = isinstance(answer, question.kind) and question.number == number
+            if is_it and node in question.awaited:
+                question.awaited.discard(node)
+                question.answers[node] = answer
+                self._try_end(question)
 
     def dropped(self, node: str) -> None:
-        """A node's connection was closed: it is taken for dead, but if it is the one that saves."""
-        if self._question is not None and node in self._question.awaited:
-            self._question.awaited.discard(node)
-            self._try_end()
+        """A node's connection was closed: it is taken for dead, but if it is one that saves."""
+        for question in list(self._questions):
+            question.awaited.discard(node)
+            self._try_end(question)
 
     def replaced(self, node: str) -> None:
         """A node has another supervisor now, which knows nothing of what its predecessor was asked."""
         self.dropped(node)
-        if self._asked is not None and self._asked.node == node:
-            self._give_up("its supervisor was started anew")
+        for number, asked in list(self._asked.items()):
+            if asked.node == node:
+                self._give_up(number, "its supervisor was started anew")
 
     def tick(self) -> None:
         """Once a second: who is waited for no longer; what is asked again."""
@@ -347,37 +370,35 @@ class ManyNodes:
         again, self._again = self._again, None
         if again is not None:
             again()
-        if self._question is not None and now >= self._question.by_s:
-            self._try_end()
-        asked = self._asked
-        if asked is None:
-            return
-        if asked.node == self._me or asked.node in connected:
-            asked.gone_s = None
-        else:
-            asked.gone_s = now if asked.gone_s is None else asked.gone_s
-        if asked.gone_s is not None and now >= asked.gone_s + GONE_S:
-            self._give_up(f"{asked.node} can't be reached any more")
-        elif self._node.clock.now() >= asked.by_s:
-            self._give_up("no answer")
+        for question in list(self._questions):
+            self._try_end(question)
+        for number, asked in list(self._asked.items()):
+            if asked.node == self._me or asked.node in connected:
+                asked.gone_s = None
+            else:
+                asked.gone_s = now if asked.gone_s is None else asked.gone_s
+            if asked.gone_s is not None and now >= asked.gone_s + GONE_S:
+                self._give_up(number, f"{asked.node} can't be reached any more")
+            elif self._node.clock.now() >= asked.by_s:
+                self._give_up(number, "no answer")
 
-    def _give_up(self, why: str) -> None:
-        asked, self._asked = self._asked, None
-        if asked is not None:
+    def _give_up(self, number: int, why: str) -> None:
+        if (asked := self._asked.pop(number, None)) is not None:
             asked.done(None, why)
 
     def _put(
         self,
         kind: type,
-        request: int,
+        number: int,
         orders: Mapping[str, Order],
         by_s: float,
         end: Callable[[dict[str, Any], list[str]], object],
     ) -> None:
-        self._question = _Question(kind, request, set(orders), by_s, end)
+        question = _Question(kind, number, set(orders), by_s, end)
+        self._questions.append(question)
         for node, order in orders.items():
             self._order(node, order)
-        self._try_end()
+        self._try_end(question)
 
     def _order(self, node: str, order: Order) -> None:
         if node != self._me:
@@ -385,11 +406,10 @@ class ManyNodes:
             return
         self._own.obey(order, lambda answer: self.answered(self._me, answer), is_running=True)
 
-    def _try_end(self) -> None:
-        question = self._question
-        if question is None or (question.awaited and time.monotonic() < question.by_s):
+    def _try_end(self, question: _Question) -> None:
+        if question not in self._questions or (question.awaited and time.monotonic() < question.by_s):
             return
-        self._question = None
+        self._questions.remove(question)
         question.end(question.answers, sorted(question.awaited))
 
     def _by(self, action: ac.SaveInTime, seconds: float) -> float:

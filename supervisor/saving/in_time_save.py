@@ -1,6 +1,6 @@
 """Having ranks save before all are ended: who is asked, and whether what they wrote is what it is to be.
 
-One saves for all; where what they train is sharded, on one node, one for each part, all at once (who_saves()).
+One saves for all; where what they train is sharded, one for each part, all at once (who_saves()).
 Where the job is about to end and ranks train on, one saves after whichever step it has finished.
 
 Steps are compared on the boards, not by the last reports, which may be a second old. The rank is asked as a person's
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -25,7 +25,7 @@ from guardrun.hooks.wire.examinations import LAST_STEP, SAVE
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.checkpoints.chooser import PartSaved
 from guardrun.supervisor.collect.host.procfs import read_stat
-from guardrun.supervisor.collect.ranks.boards import BoardReader, step_of
+from guardrun.supervisor.collect.ranks.boards import BoardReader, Part, part_of, step_of
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.observation.frames import ranks_text
@@ -52,18 +52,6 @@ class InTimeNode(RankContext, Protocol):
         """Asks the ranks of this node."""
 
 
-@dataclass(frozen=True)
-class Part:
-    """Which part of what is trained a rank holds, as its board shows."""
-
-    index: int
-    """From 0."""
-    count: int
-    """0: it is not known, or nothing is sharded."""
-    is_ready: bool
-    """A backward pass has begun since its last step."""
-
-
 _UNKNOWN = Part(-1, 0, is_ready=False)
 
 
@@ -73,8 +61,10 @@ class Steps(NamedTuple):
     low: int = 0
     high: int = 0
     why: str = ""
-    parts: Mapping[int, Part] | None = None
-    """Of all ranks whose boards are there, dead ones too; None: nobody is asked for a part."""
+    parts: Mapping[int, Part] = {}
+    """Of all ranks whose boards can be read, dead ones too."""
+    gone: Collection[int] = ()
+    """Who is taken for dead: no node with these can be reached."""
 
 
 class Wanted(NamedTuple):
@@ -143,7 +133,7 @@ class NodeSaves:
     def parts(self) -> dict[int, Part]:
         """What the boards of all ranks here show, dead ones too."""
         read = {number: board.read() for number, board in self._node.sampler.boards.items()}
-        return {number: _part_of(words) for number, words in read.items() if words is not None}
+        return {number: part_of(words) for number, words in read.items() if words is not None}
 
     def ask(self, number: int, wanted: Wanted, left_s: float, done: Answered) -> None:
         """Have a rank save the state after a step; done: called once, after left_s and some more at the latest."""
@@ -199,11 +189,6 @@ class _Watched(NamedTuple):
         """Whether it has answered, or never will."""
         words = self.board.read()
         return words is None or words[Field.EXAMINE_GIVEN] != self.given or read_stat(words[Field.PID]) is None
-
-
-def _part_of(words: list[int]) -> Part:
-    is_ready = words[Field.BACKWARD_AFTER] == words[Field.PULSES] + 1
-    return Part(words[Field.PART] - 1, words[Field.PARTS], is_ready)
 
 
 class Reach(Protocol):
@@ -284,7 +269,8 @@ class InTimeSaves:
             why = f"ranks have finished different numbers of steps: {steps.low} and {steps.high}"
         elif not why and not steps.low:
             why = "no step is finished"
-        orders = why or who_saves(action.alive, action.global_ranks, steps.parts or {})
+        alive, may = ([one for one in ranks if one not in steps.gone] for ranks in (action.alive, action.global_ranks))
+        orders = why or who_saves(alive, may, steps.parts)
         if isinstance(orders, str):
             self._end(_Round(action, 0, 0), why=orders)
             return

@@ -202,14 +202,15 @@ def kill(process: Process, signum: signal.Signals = signal.SIGKILL) -> float:
     return time.monotonic()
 
 
-def go(job: Job, attempt: int) -> None:
-    """Let the attempt's fault happen, once the head knows that both its ranks may be asked."""
+def go(job: Job, attempt: int, ranks: int = 2) -> None:
+    """Let the attempt's fault happen, once the head knows that all its ranks may be asked."""
 
     def may_be_asked() -> bool:
         lines = read_lines(job.run_dir) if (job.run_dir / "events.jsonl").exists() else ()
         reports = [line.event for line in lines if line is not None and isinstance(line.event, NodeReport)]
-        ranks = [rank for report in reports if report.attempt == attempt for rank in report.ranks]
-        return {rank.global_rank for rank in ranks if rank.milestones & SAVES_IN_TIME and rank.step} == {0, 1}
+        told = [rank for report in reports if report.attempt == attempt for rank in report.ranks]
+        may = {rank.global_rank for rank in told if rank.milestones & SAVES_IN_TIME and rank.step}
+        return may == {*range(ranks)}
 
     job.wait_for(may_be_asked, 60.0, f"ranks of attempt {attempt} that may be asked")
     (job.folder / f"go-{attempt}").touch()

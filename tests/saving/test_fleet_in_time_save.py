@@ -1,4 +1,4 @@
-"""A save by one rank of several nodes: what is said between them, by real boards and files, and who is not believed."""
+"""A save by ranks of several nodes: what is said between them, by real boards and files, and who is not believed."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import LAST_STEP
 from guardrun.hooks.wire.random_page import MAGIC, SIZE_BYTES, random_name
+from guardrun.supervisor.collect.ranks.boards import Part
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.fleet.protocol import messages as msg
 from guardrun.supervisor.saving import fleet_in_time_save as fleet
@@ -70,9 +71,17 @@ class Head(Node):
     def saved(self, node: str = "n1", number: int = 4, request: int = 3, **told: Any) -> None:
         self.many.answered(node, msg.SavedHere(request=request, global_rank=number, told={**self.told, **told}))
 
-    def see(self, *nodes: str) -> None:
+    def see(self, *nodes: str, number: int = 4, why: str = "") -> None:
         for node in nodes:
-            self.many.answered(node, msg.FileSought(request=3))
+            self.many.answered(node, msg.FileSought(request=3, global_rank=number, why=why))
+
+    def sharded(self, ranks: tuple[int, ...], held: dict[int, Part], parts: int = 2) -> None:
+        """All nodes have said the same number of steps; held: what n1 and n2 say of ranks."""
+        self.shard(parts)
+        self.begin(ranks)
+        self.take(msg.ReportSteps)
+        for node in ("n1", "n2"):
+            self.steps(node, parts=held)
 
     @property
     def why(self) -> str:
@@ -220,7 +229,7 @@ def test_one_that_may_have_written_anything_is_the_last(how: str, head: Head) ->
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
-        (lambda head: head.many.answered("n3", msg.FileSought(request=3, why="it is not there")), "n3 does not see it"),
+        (lambda head: head.see("n3", why="it is not there"), "n3 does not see it"),
         (lambda head: os.utime(head.path, (1, 1)), "n0 does not see it: what lies there is of another time"),
         (lambda head: head.path.unlink(), "n0 does not see it: it is not there"),
     ],
@@ -255,10 +264,82 @@ def test_random_states_go_to_the_node_that_saves_and_a_node_s_word_counts_for_it
     assert not (head.folder / random_name(0, 0)).exists()
 
 
+# Parts of what is sharded: the head's ranks hold part 0, 1, 0, 1 -----------------------------------------------------
+
+HELD = {4: Part(0, 2, True), 5: Part(1, 2, True)}
+
+
+def test_each_part_is_saved_by_whoever_holds_it_on_whichever_node(head: Head) -> None:
+    head.answers[3] = head.told
+    head.sharded((0, 1, 3, 4), HELD)
+    [(node, order)] = head.take(msg.SaveHere)
+    assert (node, order.global_rank, order.part, order.step) == ("n1", 4, (0, 2), STEP), "its backward pass has begun"
+    assert head.asked == [3] and head.arguments[0]["part"] == (1, 2)
+    assert [(node, order.global_rank) for node, order in head.take(msg.SeekFile)] == [("n1", 3), ("n2", 3), ("n3", 3)]
+    head.saved()
+    assert [(node, order.global_rank) for node, order in head.take(msg.SeekFile)] == [("n2", 4), ("n3", 4)]
+    head.see("n2", "n3")
+    head.see("n1", "n2", number=3)
+    assert not head.events, "n3 has seen but one of the two"
+    head.see("n3", number=3)
+    [event] = head.events
+    assert (event.global_ranks, event.checkpoint) == ([3, 4], FOUND.checkpoint)
+    assert [(part.global_rank, part.inode) for part in head.parts] == [(3, 7), (4, 0)], "another node's says nothing"
+
+
+def test_a_part_that_one_can_t_save_is_another_s_of_whichever_node(head: Head) -> None:
+    head.answers = dict.fromkeys((1, 2))
+    head.sharded((4, 2, 1), HELD)
+    [(_, order)] = head.take(msg.SaveHere)
+    assert (order.global_rank, head.asked) == (4, [1])
+    head.many.answered("n1", msg.SavedHere(request=3, global_rank=4, told={"why": "no moment"}))
+    assert head.asked == [1, 2] and not head.take(msg.SaveHere) and not head.events
+
+
+def test_a_node_s_word_on_parts_counts_for_its_own_ranks(head: Head) -> None:
+    head.sharded((4, 5), {4: Part(0, 2, True), 5: Part(0, 2, True), 0: Part(1, 2, True), 99: Part(5, 7, True)})
+    assert head.why == "no rank that is well holds part 1 of 2, which was held by ranks 1,3 alone" and not head.sent
+
+
+@pytest.mark.parametrize(("ranks", "asked"), [((4, 0, 1), [0, 1]), ((4, 0), [])])
+def test_ranks_of_a_node_that_can_t_be_reached_are_neither_asked_nor_compared(
+    ranks: tuple[int, ...], asked: list[int], head: Head
+) -> None:
+    head.answers = dict.fromkeys((0, 1))
+    head.shard(2)
+    head.begin(ranks)
+    head.take(msg.ReportSteps)
+    head.steps("n2", parts=HELD)
+    head.there = ["n2", "n3"]
+    head.many.dropped("n1")
+    assert head.asked == asked and not head.sent
+    assert bool(asked) or head.why == "no rank that is well holds part 1 of 2, which was held by ranks 1,3,5 alone"
+
+
+@pytest.mark.parametrize("how", ["unseen", "failed", "gone"])
+def test_where_one_part_is_lost_there_is_none(how: str, head: Head) -> None:
+    head.sharded((4, 5), HELD)
+    assert [order.part for _, order in head.take(msg.SaveHere)] == [(0, 2), (1, 2)]
+    head.saved()
+    if how == "unseen":
+        head.see("n3", why="it is not there")
+        head.see("n2")
+    elif how == "failed":
+        head.many.answered("n2", msg.SavedHere(request=3, global_rank=5, told={"failed": "OSError: full"}))
+    else:
+        head.many.replaced("n2")
+    whys = {"unseen": "n3 does not see it", "failed": "rank 5: OSError: full", "gone": "its supervisor was started"}
+    assert whys[how] in head.why and head.events[0].has_begun
+    head.see("n2", "n3")
+    head.saved("n2", 5)
+    head.late(30.0)
+    assert len(head.events) == 1 and head.parts == [], "whatever comes later"
+
+
 # A node ---------------------------------------------------------------------------------------------------------------
 
 
-class Part:
+class OneNode:
     def __init__(self, head: Head) -> None:
         self.node, self.part, self.sent = head, NodePart(cast(InTimeNode, head)), list[Answer]()
 
@@ -272,14 +353,17 @@ class Part:
 
 
 @pytest.fixture
-def part(head: Head) -> Part:
-    return Part(head)
+def part(head: Head) -> OneNode:
+    return OneNode(head)
 
 
-def test_a_node_has_its_rank_save_and_answers_again_what_it_has_answered(part: Part) -> None:
+def test_a_node_has_its_rank_save_and_answers_again_what_it_has_answered(part: OneNode) -> None:
     assert part.obey() == part.obey() is not None
     assert part.node.asked == [1], "one never saves twice"
-    assert part.obey(global_rank=2) is not None and part.node.asked == [1, 2]
+    assert part.obey(global_rank=2, part=(1, 2)) is not None and part.node.asked == [1, 2]
+    assert [one["part"] for one in part.node.arguments] == [None, (1, 2)]
+    assert part.obey() is not None and part.node.asked == [1, 2], "nor after another of its ranks"
+    assert part.obey(request=4) is not None and part.node.asked == [1, 2, 1]
 
 
 @pytest.mark.parametrize(
@@ -292,16 +376,16 @@ def test_a_node_has_its_rank_save_and_answers_again_what_it_has_answered(part: P
         ({"by_s": float("nan")}, "it was asked too late"),
     ],
 )
-def test_what_a_node_is_not_to_do_it_says_and_does_not(order: dict[str, Any], why: str, part: Part) -> None:
+def test_what_a_node_is_not_to_do_it_says_and_does_not(order: dict[str, Any], why: str, part: OneNode) -> None:
     assert part.obey(**order) == {"why": why} and part.node.asked == []
 
 
-def test_a_node_that_is_not_to_act_does_not(part: Part) -> None:
+def test_a_node_that_is_not_to_act_does_not(part: OneNode) -> None:
     part.node.run_file.settings.act = False
     assert part.obey() == {"why": "its node is not to have ranks save"} and part.node.asked == []
 
 
-def test_pages_that_are_none_or_of_its_own_ranks_are_not_kept(part: Part) -> None:
+def test_pages_that_are_none_or_of_its_own_ranks_are_not_kept(part: OneNode) -> None:
     bomb = zlib.compress(bytes(50 * SIZE_BYTES))
     pages = {1: zlib.compress(PAGE), 7: b"none", 8: bomb, 9: zlib.compress(bytes(SIZE_BYTES)), 10: zlib.compress(PAGE)}
     part.node.answers[1] = None
@@ -310,7 +394,7 @@ def test_pages_that_are_none_or_of_its_own_ranks_are_not_kept(part: Part) -> Non
     assert [path.name for path in part.node.folder.glob("random-*")] == ["random-0-10"]
 
 
-def test_a_node_says_how_far_its_ranks_are_and_what_trainers_keep(part: Part) -> None:
+def test_a_node_says_how_far_its_ranks_are_and_what_trainers_keep(part: OneNode) -> None:
     (part.node.folder / random_name(0, 2)).write_bytes(PAGE)
     (part.node.folder / random_name(0, 3)).write_bytes(PAGE[:-1])
     os.mkfifo(part.node.folder / random_name(0, 1))
@@ -318,7 +402,11 @@ def test_a_node_says_how_far_its_ranks_are_and_what_trainers_keep(part: Part) ->
     part.part.obey(msg.ReportSteps(request=3, attempt=0, ranks=[0, 1]), part.sent.append, is_running=True)
     [told] = part.sent
     assert isinstance(told, msg.StepsReported)
-    assert (told.low, told.high, [*told.pages], told.why) == (STEP, STEP + 1, [2], "")
+    assert (told.low, told.high, [*told.pages], told.why, told.parts) == (STEP, STEP + 1, [2], "", {})
+    part.node.shard(2, ready=(3,))
+    part.part.obey(msg.ReportSteps(request=3, attempt=0, ranks=[0]), part.sent.append, is_running=True)
+    [_, told] = part.sent
+    assert isinstance(told, msg.StepsReported) and told.parts == {n: Part(n % 2, 2, n == 3) for n in range(4)}
     part.part.obey(msg.ReportSteps(request=3, attempt=1, ranks=[0]), part.sent.append, is_running=True)
     assert part.sent[-1].why and not part.sent[-1].pages  # type: ignore[union-attr]
 

@@ -10,8 +10,9 @@ import pytest
 
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import LAST_STEP
+from guardrun.supervisor.collect.ranks.boards import Part
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.saving.in_time_save import Part, who_saves
+from guardrun.supervisor.saving.in_time_save import who_saves
 from tests.saving.in_time_node import FOUND, SAVED, STEP, Node
 from tests.support.waiting import wait_until
 

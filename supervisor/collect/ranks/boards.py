@@ -6,6 +6,8 @@ import os
 import threading
 from collections.abc import Iterable
 
+import msgspec
+
 from guardrun.hooks.wire.board import MAGIC, OPS, PHASES, Board, Field, Milestone, board_name
 from guardrun.supervisor.engine.model.events import StepBreakdown
 
@@ -22,6 +24,17 @@ _PROGRESS = (
 
 BLANK: list[int] = [0] * len(Field)
 """A board that says nothing, as of a rank without hooks."""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Which part of what is trained a rank holds, where that is sharded."""
+
+    index: int
+    """From 0."""
+    count: int
+    """0: it is not known, or nothing is sharded."""
+    is_ready: bool
+    """A backward pass has begun since its last step."""
 
 
 class BoardReader:
@@ -73,6 +86,12 @@ def open_boards(
 def progress_of(words: list[int]) -> int:
     """Everything that advances, summed."""
     return sum(words[field] for field in _PROGRESS)
+
+
+def part_of(words: list[int]) -> Part:
+    """What the rank holds, as it has said after its first step."""
+    is_ready = words[Field.BACKWARD_AFTER] == words[Field.PULSES] + 1
+    return Part(words[Field.PART] - 1, words[Field.PARTS], is_ready)
 
 
 def step_of(words: list[int]) -> int:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from guardrun.supervisor.collect.ranks.boards import Part
 from guardrun.supervisor.collect.ranks.ledgers import Place as DataPlace
 from guardrun.supervisor.engine.membership.reachability import ProbeResult
 from guardrun.supervisor.engine.membership.version_skew import NodeEnvironment
@@ -83,6 +84,8 @@ class StepsReported(_Message, frozen=True, kw_only=True, tag="steps_reported"):
     high: int = 0
     why: str = ""
     """Nothing can be said, or a rank saves by itself."""
+    parts: dict[int, Part] = {}
+    """Which part each of the node's ranks holds, dead or alive, where what they train is sharded."""
     pages: dict[int, bytes] = {}
     """Random pages (hooks/wire/random_page.py) of the node's ranks, dead or alive, where a trainer keeps them."""
 
@@ -102,6 +105,7 @@ class FileSought(_Message, frozen=True, kw_only=True, tag="file_sought"):
     """Answer to SeekFile; why: it can't be seen on this node."""
 
     request: int
+    global_rank: int
     why: str = ""
 
 
@@ -308,6 +312,8 @@ class SaveHere(_Message, frozen=True, kw_only=True, tag="save_here"):
     """The last that all have finished; 0: that it has, and the others may be further."""
     by_s: float
     """The run's seconds: nobody waits for it any more."""
+    part: tuple[int, int] | None = None
+    """Which part (from 0), of how many; None: all that is trained."""
     pages: dict[int, bytes] = {}
     """Other nodes', as StepsReported has them."""
 
@@ -316,6 +322,8 @@ class SeekFile(_Message, frozen=True, kw_only=True, tag="seek_file"):
     """Can this be seen on the node, as it was written then?"""
 
     request: int
+    global_rank: int
+    """Who wrote it."""
     path: str
     written_ns: int
 
