@@ -159,8 +159,8 @@ def test_after_a_sigkill_the_next_agent_has_the_history_and_clients_find_it(agen
         agent.tell("cpu temperature_c 41\n")
         agent.start()
         assert agent.wait_for_entry("xid")["text"] == "before the end"
+        read_until(client, Welcome)  # what comes before may still be from the first one
         heard = read_until(client, Findings)
-        assert isinstance(heard[0], Welcome)
         assert any(isinstance(news, Facts) and news.is_whole for news in heard)
     finally:
         client.close()
