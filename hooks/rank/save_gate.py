@@ -33,7 +33,7 @@ from time import monotonic_ns
 from typing import Any, Protocol
 
 from guardrun.hooks.rank.rank import Rank
-from guardrun.hooks.rank.sharded_state import KIND, find_part, version_of
+from guardrun.hooks.rank.sharded_state import KIND, ShardedModules, find_part, version_of
 from guardrun.hooks.wire.board import Field, Milestone
 from guardrun.hooks.wire.examinations import LAST_STEP
 
@@ -62,6 +62,8 @@ WARY_STEPS = 16
 MAX_LOOKED_AT = 4096
 """Numbers of each parameter that lies on a device."""
 MAX_FRAMES = 1000
+OTHERS_HELD = "its modules hold other parameters than what its optimizers train, and shards"
+GATHERED = "it is within a forward or backward pass, for which its modules gather parameters"
 
 
 class Saver(Protocol):
@@ -289,7 +291,7 @@ class SaveGate:
                 self._versions = [(weakref.ref(parameter), version_of(parameter)) for parameter in firsts]
                 if is_first and self._rank.sharded is not None:
                     self._show_part()
-                elif is_first and self.function is not None:
+                if is_first and self.function is not None:
                     self._device = next((one.device for one in firsts if one.device.type not in ("cpu", "meta")), None)
         except Exception as error:
             self._odd = "its optimizers can't be looked at"
@@ -454,6 +456,18 @@ class SaveGate:
             return "it holds no part: nothing that it trains is sharded"
         if any(type(one).__name__ != KIND for one in parameters):
             return "it trains parameters beside those that are sharded"
+        freeze = self._freeze if self._device is None else self._freeze_on_device
+        if why := freeze(parameters, sharded):
+            return why
+        # Once more, with those that no optimizer trains.
+        part = find_part(sharded.parameters(), rank.global_rank, rank.world_size)
+        if part != self.asked_part:
+            return part if isinstance(part, str) else f"it holds part {part[0]} of {part[1]}, and was asked for another"
+        return ""
+
+    def _freeze(self, parameters: list[Any], sharded: ShardedModules) -> str:
+        """Have the thread that trains stay in its collective, and modules hold their shards; or why that can't be."""
+        rank = self._rank
         since_ns = rank.words[Field.COLLECTIVE_SINCE_NS]
         if self._held is None and not 0 < since_ns < monotonic_ns() - STANDS_NS:
             return "it is not waiting for other ranks"
@@ -466,13 +480,21 @@ class SaveGate:
             self._is_frozen, rank.frozen = False, None
             return "it is not waiting for other ranks"
         sharded.put_back()
-        if not self._has_all(parameters):
-            return "its modules hold other parameters than what its optimizers train, and shards"
-        # Once more, with those that no optimizer trains.
-        part = find_part(sharded.parameters(), rank.global_rank, rank.world_size)
-        if part != self.asked_part:
-            return part if isinstance(part, str) else f"it holds part {part[0]} of {part[1]}, and was asked for another"
-        return ""
+        return "" if self._has_all(parameters) else OTHERS_HELD
+
+    def _freeze_on_device(self, parameters: list[Any], sharded: ShardedModules) -> str:
+        """Likewise, where the host goes on from its collectives: it has to be past its passes, which put shards back.
+
+        It is not to gather any for another one: it stays in the next collective that it launches. (Within a backward
+        pass the next ones may have been launched already.)
+        """
+        self._is_frozen, self._rank.frozen = True, self
+        backward = sys.modules["torch.autograd"].backward.__code__
+        is_within = self._held is None and backward in self._places()
+        why = GATHERED if is_within or not self._has_all(parameters) else self._why_not_there()
+        if why := why or _why_not_plain(parameters, sharded.all(), self._device):
+            self._is_frozen, self._rank.frozen = False, None
+        return why
 
     def _has_all(self, parameters: list[Any]) -> bool:
         """Whether its modules hold all of these, and nothing that is gathered."""

@@ -27,11 +27,12 @@ SCRIPT = str(TRAIN.with_name("in_time.py"))
 class Trained:
     """A run to its end."""
 
-    def __init__(self, runs: EdgeRuns, *arguments: str) -> None:
+    def __init__(self, runs: EdgeRuns, *arguments: str, ranks: int = 2) -> None:
         planted = (f"--steps={STEPS}", f"--at={AT}", *arguments)  # the last of each counts
-        self.finished = runs.run(SCRIPT, *planted, config=CONFIG, env=dict(QUICK))
+        self.finished = runs.run(SCRIPT, *planted, config=CONFIG, env=dict(QUICK), ranks=ranks)
         assert self.finished.returncode == 0, self.finished
-        lines = [line.split() for n in (0, 1) for line in (runs.folder / f"losses-{n}").read_text().splitlines()]
+        files = [runs.folder / f"losses-{number}" for number in range(ranks)]
+        lines = [line.split() for file in files for line in file.read_text().splitlines()]
         self.losses = sorted({(int(step), loss) for _, step, loss in lines})
         self.taken = {attempt: sorted({int(step) for one, step, _ in lines if one == attempt}) for attempt in "01"}
         self.asked = sorted(path.name for path in runs.folder.glob("asked-*"))
@@ -64,6 +65,20 @@ def test_no_step_is_done_twice_and_every_loss_is_the_same(
     assert incident["resumed_from"] == {"path": jit["path"], "step": done}
     assert trained.taken == {"0": [*range(1, done + 1)], "1": [*range(done + 1, STEPS + 1)]}
     assert trained.losses == undisturbed.losses and trained.asked == ["asked-0-0"]
+
+
+def test_of_shards_with_replicas_each_part_is_saved(runs: EdgeRuns, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Long: four ranks, twice. Rank 3 never comes; in its forward pass rank 2's device waits for shards of it."""
+    trained = Trained(runs, "--shards=2", "--fault=block", "--culprit=3", ranks=4)
+    incident = only(trained.finished)
+    jit = incident["evidence"]["jit"]
+    assert (jit.get("ranks"), jit.get("step")) == ([0, 1], AT - 1), (jit, trained.finished)
+    assert Path(incident["resumed_from"]["path"]).name == f"jit_{AT - 1}_shard0_of_2.pt"
+    assert trained.taken == {"0": [*range(1, AT)], "1": [*range(AT, STEPS + 1)]}
+    assert trained.asked == ["asked-0-0", "asked-0-1"]
+    whole = EdgeRuns(tmp_path_factory.mktemp("whole"))
+    assert trained.losses == Trained(whole, "--shards=2", ranks=4).losses
+    whole.close()
 
 
 def test_a_host_that_is_past_its_step_has_nothing_that_could_be_saved(runs: EdgeRuns, undisturbed: Trained) -> None:

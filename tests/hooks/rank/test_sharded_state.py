@@ -198,6 +198,55 @@ def test_within_a_backward_pass_what_is_gathered_is_let_go_and_no_step_follows(t
     assert gate.is_shut and training.rank.frozen is gate
 
 
+class Event:
+    """Of a device. is_done: it has got there."""
+
+    def __init__(self) -> None:
+        self.is_done = True
+
+    def query(self) -> bool:
+        return self.is_done
+
+
+def test_on_a_device_it_saves_once_its_host_is_past_its_passes(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The host goes on from its collectives: where it stands in one says nothing."""
+    gate, event = training.gate, Event()
+    monkeypatch.setattr(gate, "_use_own_stream", lambda: None)
+    monkeypatch.setattr(gate, "_mark_begun", lambda: None)
+    monkeypatch.setattr(save_gate, "CATCHES_UP_NS", 50_000_000)
+    gate._device, gate._begun, gate.asked_part = torch.device("cpu"), event, (0, 1)
+    gate.until_ns = time.monotonic_ns() + 10**12
+    found: list[Any] = []
+    training.middle.call = lambda: found.extend((training.why_not(), training.kinds()))
+    training.backward()
+    assert found[0] == save_gate.GATHERED and "Parameter" in found[1], "they are left to it"
+    assert not gate.is_shut and training.rank.frozen is None
+    event.is_done = False
+    assert training.why_not() == "its device has not got to the backward pass of the step under way"
+    assert not gate.is_shut and training.rank.frozen is None
+    event.is_done = True
+    assert training.why_not() == ""
+    assert gate.is_shut and training.rank.frozen is gate, "it gathers nothing any more"
+
+
+def test_on_a_device_nothing_is_saved_between_two_modules_of_a_pass(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They hold their shards there, and what is to be gathered next may be on its way."""
+    gate = training.gate
+    monkeypatch.setattr(gate, "_mark_begun", lambda: None)
+    monkeypatch.setattr(gate, "_why_not_there", lambda: "")
+    monkeypatch.setattr(gate, "_has_all", lambda _: True)
+    gate._device, gate.asked_part = torch.device("cpu"), (0, 1)
+    training.rank.owner_ident = threading.get_ident()
+    found: list[str] = []
+    training.middle.call = lambda: found.append(training.why_not())
+    training.backward()
+    assert found == [save_gate.GATHERED] and training.why_not() == ""
+
+
 @pytest.mark.parametrize("way", ["step", "collective", "wait"])
 def test_who_has_saved_a_part_neither_steps_nor_computes_what_others_would_get(way: str, training: Training) -> None:
     """It may have come out of its collective meanwhile, because a hang has ended by itself."""
