@@ -129,7 +129,7 @@ for module in pkgutil.walk_packages(guardrun.__path__, "guardrun."):
 
 def test_pages_find_their_templates(environment: Path, tmp_path: Path) -> None:
     code = (
-        "from guardrun.supervisor.report.elements.html_page import environment; print(environment().list_templates())"
+        "from guardrun.supervisor.report.elements.html_page import environment; print(environment(60).list_templates())"
     )
     assert "'incident.html'" in run(environment / "python", "-c", code, cwd=tmp_path)
 
