@@ -164,7 +164,7 @@ EDGE: tuple[Mutation, ...] = (
     Mutation(
         name="an_answer_of_any_node_counts",
         file="supervisor/saving/fleet_in_time_save.py",
-        before="if asked is not None and of == (asked.node, asked.number, asked.request):",
+        before="if asked is not None and node == asked.node:",
         after="if asked is not None:",
         breaks="two ranks may save at once: one node's word has another one's rank taken for done",
         quick=(
