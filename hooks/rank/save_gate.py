@@ -62,7 +62,6 @@ WARY_STEPS = 16
 MAX_LOOKED_AT = 4096
 """Numbers of each parameter that lies on a device."""
 MAX_FRAMES = 1000
-OTHERS_HELD = "its modules hold other parameters than what its optimizers train, and shards"
 GATHERED = "it is within a forward or backward pass, for which its modules gather parameters"
 
 
@@ -480,7 +479,9 @@ class SaveGate:
             self._is_frozen, rank.frozen = False, None
             return "it is not waiting for other ranks"
         sharded.put_back()
-        return "" if self._has_all(parameters) else OTHERS_HELD
+        if not self._has_all(parameters):
+            return "its modules hold other parameters than what its optimizers train, and shards"
+        return ""
 
     def _freeze_on_device(self, parameters: list[Any], sharded: ShardedModules) -> str:
         """Likewise, where the host goes on from its collectives: it has to be past its passes, which put shards back.
