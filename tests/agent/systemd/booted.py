@@ -114,7 +114,7 @@ class Booted:
         return state in ("running", "degraded")
 
     def run(
-        self, *command: str | Path, check: bool = True, timeout_s: float = 60.0
+        self, *command: str | Path, check: bool = True, timeout_s: float = 120.0
     ) -> subprocess.CompletedProcess[str]:
         """Run a program inside, as root; raises AssertionError with its words where it fails."""
         done = subprocess.run(
