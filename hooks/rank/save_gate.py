@@ -288,10 +288,12 @@ class SaveGate:
                 self._counts[optimizer] = self._counts.get(optimizer, 0) + 1
                 firsts = [group["params"][0] for group in optimizer.param_groups if group["params"]]
                 self._versions = [(weakref.ref(parameter), version_of(parameter)) for parameter in firsts]
-                if is_first and self._rank.sharded is not None:
-                    self._show_part()
-                if is_first and self.function is not None:
-                    self._device = next((one.device for one in firsts if one.device.type not in ("cpu", "meta")), None)
+                if is_first:
+                    if self._rank.sharded is not None:
+                        self._show_part()
+                    if self.function is not None:
+                        devices = (one.device for one in firsts)
+                        self._device = next((one for one in devices if one.type not in ("cpu", "meta")), None)
         except Exception as error:
             self._odd = "its optimizers can't be looked at"
             self._rank.fail("save_with", error)

@@ -268,10 +268,10 @@ class ManyNodes:
 
         def end(answers: dict[str, Any], missing: list[str]) -> None:
             silent = [node for node in missing if ranks[node]]
-            parts = [answers[node] for node, numbers in ranks.items() if node in answers and numbers]
+            compared = [answers[node] for node, numbers in ranks.items() if node in answers and numbers]
             why = f"{silent[0]} did not say how many steps its ranks have finished" if silent else ""
-            why = next((part.why for part in parts if part.why), why)
-            low, high = min((p.low for p in parts), default=0), max((p.high for p in parts), default=0)
+            why = next((one.why for one in compared if one.why), why)
+            low, high = min((one.low for one in compared), default=0), max((one.high for one in compared), default=0)
             gone = {number for number, home in self._homes.items() if home not in answers}
             held = self._own_words(answers, lambda answer: answer.parts)
             steps = Steps(low, high, why, held, gone)
