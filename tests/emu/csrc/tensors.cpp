@@ -316,7 +316,8 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool is_async
   if (from.is_cpu()) {
     stream.launch([from = from.clone(), to = on_host(to)] { to.copy_(from); });
   } else if (to.is_cpu() && is_asynchronous && Pinned::holds(to.data_ptr())) {
-    stream.launch([from = on_host(from), to] { to.copy_(from); });
+    // Not the tensor that Python has: who lets go of that waits for the GIL, which the host may keep in a full queue.
+    stream.launch([from = on_host(from), to = to.detach()] { to.copy_(from); });
   } else if (to.is_cpu()) {
     stream.synchronize();
     to.copy_(on_host(from));

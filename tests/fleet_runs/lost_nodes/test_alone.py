@@ -83,7 +83,8 @@ def test_ranks_of_a_node_without_a_supervisor_go_on_where_nothing_is_cut(job: Jo
 
 
 def test_a_rank_that_fails_on_a_node_without_a_supervisor_is_seen_by_the_head(job: Job) -> None:
-    job.start(2, ["head", "node1"])
+    # Patient: it is a supervisor that has to be started anew that tells how the rank ended.
+    job.start(2, ["head", "node1"], config=CONFIG + "[fleet]\nlost_s = 40\nterm_s = 30\n")
     job.wait_until_tied("node1")
     give_up_supervisor(job, "node1")
     kill(job["node1"].ranks()[0])
