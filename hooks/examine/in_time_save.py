@@ -12,7 +12,7 @@ from _thread import get_ident, start_new_thread
 from time import monotonic_ns
 
 from guardrun.hooks.rank.rank import WAKE, Rank
-from guardrun.hooks.rank.save_gate import SaveGate
+from guardrun.hooks.rank.save_gate import BEHIND, SaveGate
 from guardrun.hooks.saves.checkpoint_files import quiet_saves
 from guardrun.hooks.saves.in_time_files import NotSaved
 from guardrun.hooks.wire.board import Field
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 MOMENT_NS = 3_000_000_000
 """So long a moment is waited for at which the state is that after a whole step."""
 POLL_S = 0.02
+LEAVE_NS = 1_000_000_000
+"""So long before its time is over it is told that nothing was called."""
 GRAIN_NS = 50_000_000
 """A file's time is the kernel's last tick, which lies before it was written."""
 MAX_WHY_CHARS = 300
@@ -37,7 +39,8 @@ class InTimeSave:
 
     LAST_STEP: training goes on, and whichever step is finished will do.
 
-    And where what is trained is sharded, `part`: which one it is to save, of how many.
+    And where what is trained is sharded, `part`: which one it is to save, of how many. `halt`: training goes on until
+    this step, which it has not finished yet, and waits there.
     """
 
     def __init__(self, rank: Rank, arguments: Mapping[str, Any]) -> None:
@@ -47,6 +50,7 @@ class InTimeSave:
         if not isinstance(gate, SaveGate) or (gate.function is None and gate.saver is None):
             raise ValueError("its script has given no function to save_with()")
         self._rank, self._gate, self._step = rank, gate, step
+        self._halts = arguments.get("halt") is True
         self._function, self._saver = gate.function, gate.asked_saver()
         self.ends_ns = until_ns
         self._own_steps = -1
@@ -90,23 +94,47 @@ class InTimeSave:
 
     def _save(self) -> dict[str, Any]:
         gate = self._gate
-        if self._step == LAST_STEP and self._function is None:
+        if (self._step == LAST_STEP or self._halts) and self._function is None:
             return {"why": "its trainer saves where should_checkpoint() says so"}
-        until_ns = min(self.ends_ns, monotonic_ns() + MOMENT_NS)
-        while why := gate.shut(self._step):
-            if self._is_given_up or monotonic_ns() >= until_ns:
-                return {"why": why[:MAX_WHY_CHARS]}
-            time.sleep(POLL_S)
         try:
+            if why := self._halt() if self._halts else "":
+                return {"why": why}
+            if why := self._shut():
+                return {"why": why[:MAX_WHY_CHARS]}
             if self._is_given_up or self._rank.pid != os.getpid():
                 return {"why": "it was called off"}
             self._step, self._own_steps = self._rank.step_now(), self._rank.words[Field.STEP]
             told = self._call()
-            if self._function is not None and gate.asked_part is None and "path" in told and (why := gate.why_moved()):
+            has_stood = self._halts or gate.asked_part is None
+            if self._function is not None and has_stood and "path" in told and (why := gate.why_moved()):
                 return {"failed": why}
             return told
         finally:
             gate.reopen()
+
+    def _halt(self) -> str:
+        """Wait until training has come to that step, and stands there; empty, or why it doesn't."""
+        gate, step = self._gate, self._step
+        why = gate.halt_after(step)
+        while not why and not gate.is_halted:
+            if gate.is_ending:
+                why = f"its script has ended, before it began another step after {step}"
+            elif self._is_given_up or monotonic_ns() >= self.ends_ns - LEAVE_NS:
+                why = f"it has not come to the end of step {step} and on to the next in time"
+            time.sleep(POLL_S)
+        return why
+
+    def _shut(self) -> str:
+        """Shut the way into optimizer.step(), at a moment at which all is of one step; empty, or why there was none."""
+        step = LAST_STEP if self._halts else self._step
+        until_ns = min(self.ends_ns, monotonic_ns() + MOMENT_NS)
+        while why := self._gate.shut(step):
+            # A device that is only behind works on meanwhile, and training has nothing to wait for.
+            end_ns = self.ends_ns - LEAVE_NS if self._halts and why == BEHIND else until_ns
+            if self._is_given_up or monotonic_ns() >= end_ns:
+                break
+            time.sleep(POLL_S)
+        return why
 
     def _call(self) -> dict[str, Any]:
         began_ns, began_wall_ns = monotonic_ns(), time.time_ns()

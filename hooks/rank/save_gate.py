@@ -17,6 +17,9 @@ One rank saves for all: so it must hold all, and nothing that the others don't (
 shards what is trained, one for each part, if the supervisor has asked for that part. A state that is in doubt is not
 saved.
 
+Where ranks train on, parts would be of several steps. So each rank that is asked is told a step to which none has come
+yet, and halts before the first optimizer's step after that, wherever it is when it hears of it.
+
 A trainer that saves by itself (transformers, Lightning) says more: where its loop stands tells that what follows a step
 is done. Some compute the gradients within optimizer.step(closure): then the way on from there is shut as well.
 """
@@ -63,6 +66,8 @@ MAX_LOOKED_AT = 4096
 """Numbers of each parameter that lies on a device."""
 MAX_FRAMES = 1000
 GATHERED = "it is within a forward or backward pass, for which its modules gather parameters"
+OTHERS = "its modules hold other parameters than what its optimizers train, and shards"
+BEHIND = "its device has not got to the backward pass of the step under way"
 
 
 class Saver(Protocol):
@@ -124,6 +129,13 @@ def _gate(rank: Rank) -> SaveGate:
 
 class SaveGate:
     """One rank's. Hears of each optimizer's step, on the thread that takes it."""
+
+    is_halted = False
+    """The thread that trains waits before an optimizer's step, as it was told by halt_after()."""
+    is_ending = False
+    """The thread that trains has come to its end, and waits for the answer."""
+    _halt_step = 0
+    """Once so many are finished it waits; 0: it doesn't."""
 
     def __init__(self, rank: Rank) -> None:
         self._rank = rank
@@ -201,11 +213,21 @@ class SaveGate:
         # other. After its time a save counts for nothing.
         if (saver := self.saver) is not None and saver.has_closures and not self._depth:
             self._is_past = False
+        is_outermost = not self._depth
         self._depth += 1
-        while self.is_shut and (monotonic_ns() < self.until_ns or self._is_frozen):
+        while self.is_shut or (is_outermost and self._is_to_halt()):
+            if monotonic_ns() >= self.until_ns and not self._is_frozen:
+                break
             self._depth -= 1
+            self.is_halted = is_outermost and self._is_to_halt()
             time.sleep(POLL_S)
             self._depth += 1
+        self.is_halted = False
+
+    def _is_to_halt(self) -> bool:
+        """Whether it has come to where it is to wait, with all of its optimizers."""
+        step = self._halt_step
+        return bool(step) and self._rank.step_now() >= step and len(set(self._counts.values())) == 1
 
     def stay(self) -> None:
         """A collective is done: nothing is computed any more, here or by others with what this rank would send them."""
@@ -329,12 +351,14 @@ class SaveGate:
 
     def finish(self) -> None:
         """A save that is under way is waited for; what it does would end with the interpreter. Never raises."""
+        self.is_ending = True
         try:
             until_ns = self.until_ns + int(HANDED_S * 1e9)
             while self.is_asked and not self.is_answered and monotonic_ns() < until_ns:
                 time.sleep(POLL_S)
         except BaseException as failure:  # likewise
             self._interrupted(failure)
+        self.is_ending = False
 
     def _interrupted(self, failure: BaseException) -> None:
         """Somebody wants the end now: it is not waited for once more as the interpreter ends."""
@@ -342,6 +366,18 @@ class SaveGate:
         self._rank.fail("save_with", failure)
 
     # On the thread that saves ------------------------------------------------------------------------------------
+
+    def halt_after(self, step: int) -> str:
+        """Have the thread that trains wait before its next optimizer's step once so many are finished.
+
+        Until reopen(), or its time is over. Answers why it won't; empty: it will, if it comes there.
+        """
+        self._halt_step = step
+        # It looks there before each step: what it has not finished by now, it won't pass unseen.
+        if (done := self._rank.step_now()) < step:
+            return ""
+        self._halt_step = 0
+        return f"it had finished {done} steps by the time that it was to save after {step}"
 
     def shut(self, step: int) -> str:
         """Shut the way into optimizer.step(), if the state is the one after this step; else why it is not.
@@ -352,10 +388,10 @@ class SaveGate:
         try:
             why = self._why_not(step)
         except BaseException:
-            self.reopen()
+            self.is_shut = self._is_frozen
             raise
         if why:
-            self.reopen()
+            self.is_shut = self._is_frozen
         return why
 
     def _use_own_stream(self) -> None:
@@ -378,7 +414,7 @@ class SaveGate:
 
         The thread that trains may have gone on until the next optimizer.step(), as far as can be seen here.
         """
-        if self._averaged > 1:
+        if self._averaged > 1 and not self.is_halted:
             return "gradients were averaged once more meanwhile"
         return "its parameters have changed meanwhile" if self._has_changed() else ""
 
@@ -389,7 +425,7 @@ class SaveGate:
 
     def reopen(self) -> None:
         """Training may go on."""
-        self.is_shut = self._is_frozen
+        self.is_shut, self._halt_step = self._is_frozen, 0
 
     def _why_not(self, step: int) -> str:
         rank, pace, saver = self._rank, self._rank.pace, self.asked_saver()
@@ -406,14 +442,16 @@ class SaveGate:
         if saver is not None:
             if why := saver.why_not(self._places(), has_backward=has_backward):
                 return why
-        elif not has_backward and not self._is_said():
+        elif not has_backward and not self.is_halted and not self._is_said():
             return "no backward pass has begun since its last step: what follows a step may not be done"
         if step not in (LAST_STEP, rank.step_now()):
             return f"it has finished {rank.step_now()} steps, and others {step}"
-        if self._averaged > 1:
-            # Between them some scripts shift parameters for a while (adversarial training), and by `.data` unseen.
+        # Between them some scripts shift parameters for a while (adversarial training), and by `.data` unseen. They are
+        # back before the optimizer's step.
+        if self._averaged > 1 and not self.is_halted:
             return "gradients have been averaged more than once since its last step"
-        if step == LAST_STEP and self._wary:  # it does not stand in the first of them: it goes on to the next one
+        if step == LAST_STEP and self._wary and not self.is_halted:
+            # It does not stand in the first of them: it goes on to the next one.
             return "it averages gradients more than once a step, and trains on"
         if self._has_changed():
             return "something has changed its parameters since its last step"
@@ -446,7 +484,7 @@ class SaveGate:
                 time.sleep(POLL_S)
         except RuntimeError as error:
             return f"its device does not answer: {error}"
-        return "its device has not got to the backward pass of the step under way"
+        return BEHIND
 
     def _why_no_part(self) -> str:
         """Why the modules do not hold the part that is asked for; empty: they do, and nothing that is gathered."""
@@ -457,8 +495,10 @@ class SaveGate:
             return "it holds no part: nothing that it trains is sharded"
         if any(type(one).__name__ != KIND for one in parameters):
             return "it trains parameters beside those that are sharded"
-        freeze = self._freeze if self._device is None else self._freeze_on_device
-        if why := freeze(parameters, sharded):
+        look = self._freeze if self._device is None else self._freeze_on_device
+        if self.is_halted:
+            look = self._look_halted
+        if why := look(parameters, sharded):
             return why
         # Once more, with those that no optimizer trains.
         part = find_part(sharded.parameters(), rank.global_rank, rank.world_size)
@@ -481,9 +521,14 @@ class SaveGate:
             self._is_frozen, rank.frozen = False, None
             return "it is not waiting for other ranks"
         sharded.put_back()
+        return "" if self._has_all(parameters) else OTHERS
+
+    def _look_halted(self, parameters: list[Any], sharded: ShardedModules) -> str:
+        """Before an optimizer's step: why its modules don't hold their shards, which its passes have put back."""
         if not self._has_all(parameters):
-            return "its modules hold other parameters than what its optimizers train, and shards"
-        return ""
+            return OTHERS
+        why = self._why_not_there() if self._device is not None else ""
+        return why or _why_not_plain(parameters, sharded.all(), self._device)
 
     def _freeze_on_device(self, parameters: list[Any], sharded: ShardedModules) -> str:
         """Likewise, where the host goes on from its collectives: it has to be past its passes, which put shards back.

@@ -1,6 +1,6 @@
-"""Trainers of transformers and Lightning: they save when guardrun asks for it, and what Lightning saves is seen.
+"""Trainers of transformers, Lightning and torchtitan save when guardrun asks for it; what Lightning saves is seen.
 
-Where they train on several ranks and save by themselves, one rank may save for all before the ranks are ended
+Where the first two train on several ranks and save by themselves, one rank may save for all before the ranks are ended
 (in_time_trainer.py, in_time_lightning.py; imported only then).
 """
 
@@ -185,6 +185,30 @@ def _lightning_saver(trainer: Any, callback: Any, rank: Rank) -> Any:
 def folder_of(trainer: Any) -> str:
     """Where the Trainer's ModelCheckpoint saves; empty where it has none."""
     return str(getattr(getattr(trainer, "checkpoint_callback", None), "dirpath", None) or "")
+
+
+# torchtitan ---------------------------------------------------------------------------------------------------------
+# torchtitan's checkpoint manager decides after each step, on all ranks, whether it saves. It does so once more where
+# guardrun asks for it: its usual `step-N`, with all that it keeps and removes. One that saves nothing is left alone.
+
+
+def install_torchtitan(module: Any, rank: Rank) -> None:
+    """Wrap the manager's decision, in the module that it is made in: others have it by an older name."""
+    manager: Any = module.CheckpointManager
+    if manager.__module__ != module.__name__:
+        return
+
+    def wrap(original: Any) -> Any:
+        def _should_save(self: Any, *args: Any, **kwargs: Any) -> bool:
+            is_due = bool(original(self, *args, **kwargs))
+            is_enabled = getattr(self, "enable", getattr(self, "enable_checkpoint", False))
+            if not is_enabled or getattr(self, "load_only", False):
+                return is_due
+            return rank.checkpoint_is_due() or is_due
+
+        return _should_save
+
+    replace(manager, "_should_save", wrap)
 
 
 # Lightning files ----------------------------------------------------------------------------------------------------

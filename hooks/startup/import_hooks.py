@@ -50,6 +50,8 @@ HOOKS = {
     "lightning.pytorch.trainer.connectors.callback_connector": "guardrun.hooks.saves.trainers:install_lightning",
     "pytorch_lightning.trainer.connectors.callback_connector": "guardrun.hooks.saves.trainers:install_lightning",
     "transformers.trainer": "guardrun.hooks.saves.trainers:install_transformers",
+    "torchtitan.components.checkpoint": "guardrun.hooks.saves.trainers:install_torchtitan",
+    "torchtitan.components.checkpointer.dcp": "guardrun.hooks.saves.trainers:install_torchtitan",
 }
 
 

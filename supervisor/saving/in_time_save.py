@@ -1,7 +1,8 @@
 """Having ranks save before all are ended: who is asked, and whether what they wrote is what it is to be.
 
 One saves for all; where what they train is sharded, one for each part, all at once (who_saves()).
-Where the job is about to end and ranks train on, one saves after whichever step it has finished.
+Where the job is about to end and ranks train on, one saves after whichever step it has finished. Parts have to be of
+one step: so each is saved after a step to which no rank can have come by the time that it hears of it (halt_step()).
 
 Steps are compared on the boards, not by the last reports, which may be a second old. The rank is asked as a person's
 requests are (supervisor/node/rank_examinations.py). Two never save the same at once: the next one is asked only where
@@ -13,6 +14,7 @@ of its own (fleet_in_time_save.py).
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -35,10 +37,14 @@ from guardrun.supervisor.node.run_context import CheckpointContext
 
 MOST_ASKED = 3
 """For the same."""
-MAX_PARTS = 64
+MAX_PARTS = 256
 """Of what is sharded: so many ranks are asked at once."""
 POLL_S = 0.02
 """How often it is looked whether a rank has answered: ranks wait for it, and training."""
+PACE_S = 1.0
+"""How long is looked how fast ranks train."""
+REACH_S = 3.0
+"""A request is heard by then: hooks look once a second, and other nodes have to be told."""
 MAX_WHY_CHARS = 300
 MAX_NUMBER = 2**53
 """What a rank tells is JSON, whose numbers have no end."""
@@ -74,6 +80,16 @@ class Wanted(NamedTuple):
     """The state after this one; LAST_STEP: after the last that it has finished."""
     part: tuple[int, int] | None = None
     """Which part (from 0), of how many; None: all."""
+    is_halting: bool = False
+    """It trains on until it has finished that step, and waits there."""
+
+
+def halt_step(before: int, now: int, took_s: float) -> int:
+    """After which step ranks that train on are to halt, so that none has come there when it hears of it.
+
+    before, now: what the furthest had finished, took_s apart.
+    """
+    return now + 1 + math.ceil(max(0, now - before) / took_s * REACH_S)
 
 
 def who_saves(alive: Sequence[int], may: Sequence[int], parts: Mapping[int, Part]) -> list[list[int]] | str:
@@ -145,7 +161,7 @@ class NodeSaves:
             is_told.append(True)
             done(answers.get(number), missing.get(number, "no answer"))
 
-        arguments = {"step": wanted.step, "until_ns": until_ns, "part": wanted.part}
+        arguments = {"step": wanted.step, "until_ns": until_ns, "part": wanted.part, "halt": wanted.is_halting}
         self._node.examinations.ask_here(number, SAVE, arguments, left_s, answered)
         if not is_told:
             self._watch(self._node.sampler.boards[number], until_ns, is_told)
@@ -231,8 +247,8 @@ class _Round:
     """One save, by one rank or by several."""
 
     action: ac.SaveInTime
-    step: int
-    """As Wanted has it."""
+    wanted: Wanted
+    """Of each, but for the part."""
     count: int
     """Parts."""
     told: dict[int, tuple[int, dict[str, Any]]] = field(default_factory=dict)
@@ -263,7 +279,24 @@ class InTimeSaves:
         """Ask the first ranks; SavedInTime is the answer. After until_s nobody waits for it."""
         self._reach.steps(action, lambda steps: self._compare(action, steps))
 
-    def _compare(self, action: ac.SaveInTime, steps: Steps) -> None:
+    def _look_again(self, action: ac.SaveInTime, steps: Steps) -> None:
+        """How far they are some time later."""
+        at_s = time.monotonic()
+
+        def compare(later: Steps) -> None:
+            if self._node.clock.now() < action.until_s:
+                took_s = max(PACE_S, time.monotonic() - at_s)
+                self._compare(action, later, halt_step(steps.high, later.high, took_s))
+
+        def work() -> None:
+            time.sleep(PACE_S)
+            self._node.post(lambda: self._reach.steps(action, compare))
+
+        with suppress(RuntimeError):  # closing
+            self._node.pool.submit(work)
+
+    def _compare(self, action: ac.SaveInTime, steps: Steps, halt: int = 0) -> None:
+        """halt: after which step ranks that train on are to save parts; 0: not known yet."""
         why = steps.why
         if not why and steps.low != steps.high and not action.is_running:
             why = f"ranks have finished different numbers of steps: {steps.low} and {steps.high}"
@@ -272,12 +305,14 @@ class InTimeSaves:
         alive, may = ([one for one in ranks if one not in steps.gone] for ranks in (action.alive, action.global_ranks))
         orders = why or who_saves(alive, may, steps.parts)
         if isinstance(orders, str):
-            self._end(_Round(action, 0, 0), why=orders)
+            self._end(_Round(action, Wanted(LAST_STEP), 0), why=orders)
             return
-        if action.is_running and len(orders) > 1:
-            self._end(_Round(action, 0, 0), why="what they train is sharded, and its ranks train on")
+        is_halting = action.is_running and len(orders) > 1
+        if is_halting and not halt:
+            self._look_again(action, steps)
             return
-        one = _Round(action, LAST_STEP if action.is_running else steps.low, len(orders))
+        wanted = Wanted(LAST_STEP if action.is_running else steps.low)
+        one = _Round(action, Wanted(halt, is_halting=True) if is_halting else wanted, len(orders))
         for part, ranks in enumerate(orders):
             self._ask(one, part, ranks, "")
 
@@ -298,7 +333,9 @@ class InTimeSaves:
                 self._end(one, number, why=f"rank {number}: {missing}"[:MAX_WHY_CHARS], has_begun=True)
             elif "why" in told:
                 not_it = f"rank {number}: {str(told['why'])[:MAX_WHY_CHARS]}"
-                if action.is_running and others:  # it may have been seconds: by now one may save by itself
+                if one.wanted.is_halting:  # another one would come there too late
+                    self._end(one, number, why=not_it)
+                elif action.is_running and others:  # it may have been seconds: by now one may save by itself
                     self._reach.steps(
                         action, lambda steps: self._ask(one, part, [] if steps.why else others, steps.why or not_it)
                     )
@@ -310,8 +347,7 @@ class InTimeSaves:
                 why = str(told.get("failed", "its answer is none"))[:MAX_WHY_CHARS]
                 self._end(one, number, why=f"rank {number}: {why}", has_begun=True)
 
-        wanted = Wanted(one.step, (part, one.count) if one.count > 1 else None)
-        self._reach.ask(one.action, number, wanted, done)
+        self._reach.ask(action, number, one.wanted._replace(part=(part, one.count) if one.count > 1 else None), done)
 
     def _sought(self, one: _Round, part: int, number: int, told: dict[str, Any], why: str) -> None:
         if one.is_over:
@@ -328,11 +364,14 @@ class InTimeSaves:
         action, chooser = one.action, self._context.chooser
         said = sorted(one.told.values(), key=lambda pair: pair[0])
         ranks = [number for number, _ in said]
-        step = one.step or _step(said[0][1].get("step"))
+        is_said = one.wanted.is_halting or one.wanted.step == LAST_STEP
+        steps = {_step(told.get("step")) for _, told in said} if is_said else {one.wanted.step}
+        step = max(steps)
         whose = f"{ranks_text(ranks)} saved {said[0][1]['path']}{' and others' if one.count > 1 else ''}"
 
-        if not step:
-            self._end(one, ranks[0], why=f"{whose}: it does not say after which step", has_begun=True)
+        if not step or len(steps) > 1:
+            why = f"they are of steps {min(steps)} to {step}" if step else "it does not say after which step"
+            self._end(one, ranks[0], why=f"{whose}: {why}", has_begun=True)
             return
 
         def event(checkpoint: ev.Checkpoint | None, why: str, *, is_unchecked: bool = False) -> ev.Event:

@@ -89,14 +89,15 @@ def test_a_host_that_is_past_its_step_has_nothing_that_could_be_saved(runs: Edge
     assert trained.asked == [] and trained.taken["1"] == [*range(1, STEPS + 1)]
 
 
+@pytest.mark.parametrize(("shards", "name"), [((), "jit_{}.pt"), (("--shards=2",), "jit_{}_shard0_of_2.pt")])
 def test_before_the_job_ends_a_device_that_is_behind_is_waited_for(
-    runs: EdgeRuns, tmp_path_factory: pytest.TempPathFactory
+    shards: tuple[str, ...], name: str, runs: EdgeRuns, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The host launches step after step, and looks at nothing: it is kept before its next until the device is there.
 
     What follows from the checkpoint has the losses of a run that nothing has disturbed.
     """
-    endless = ("--steps=100000", "--waits=never", "--kernel-s=0.03")
+    endless = ("--steps=100000", "--waits=never", "--kernel-s=0.03", *shards)
     run = runs.start(SCRIPT, *endless, config=CONFIG, env=dict(QUICK))
     wait_until(lambda: len(list(runs.folder.glob("ahead-*"))) == 2, 60, "steps")
     run.send(signal.SIGUSR1)
@@ -104,10 +105,10 @@ def test_before_the_job_ends_a_device_that_is_behind_is_waited_for(
     assert finished.returncode == 138, finished
     incident = only(finished)
     saved = incident["evidence"]["checkpoint"]
-    assert incident["evidence"]["in_time"] and Path(saved["path"]).name == f"jit_{saved['step']}.pt"
+    assert incident["evidence"]["in_time"] and Path(saved["path"]).name == name.format(saved["step"])
     content, further = torch.load(runs.folder / saved["path"]), f"--steps={saved['step'] + 3}"
     assert {content["step"], *(int(one["step"]) for one in content["optimizer"]["state"].values())} == {saved["step"]}
-    resumed = Trained(runs, further, f"--resume={saved['path']}")
+    resumed = Trained(runs, further, f"--resume={saved['path']}", *shards)
     whole = EdgeRuns(tmp_path_factory.mktemp("whole"))
-    assert resumed.losses == Trained(whole, further).losses[-6:] and len(resumed.losses) == 6
+    assert resumed.losses == Trained(whole, further, *shards).losses[-6:] and len(resumed.losses) == 6
     whole.close()

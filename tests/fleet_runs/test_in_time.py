@@ -154,10 +154,22 @@ def test_what_goes_wrong_meanwhile_costs_its_time_and_nothing_else(
     assert told.losses == undisturbed
 
 
-def test_a_job_that_is_about_to_end_has_one_rank_save_while_all_train_on(job: Job) -> None:
-    """Rank 0 is on the head's node: it saves, and the other node sees it."""
+@pytest.mark.parametrize(
+    ("shards", "saved_by", "files"),
+    [
+        pytest.param([], {"rank": 0}, ["jit_{}.pt"], id="one for all"),
+        pytest.param(
+            ["--shards=2"], {"rank": 0, "ranks": [0, 1]}, ["jit_{}_shard0_of_2.pt", "jit_{}_shard1_of_2.pt"], id="parts"
+        ),
+    ],
+)
+def test_a_job_that_is_about_to_end_has_ranks_save_while_all_train_on(
+    shards: list[str], saved_by: dict[str, Any], files: list[str], job: Job
+) -> None:
+    """Each rank is on a node of its own: what is saved on one, the other sees; parts are of one step."""
     job.script = SCRIPTS / "in_time.py"
-    job.start(2, ["head", "node1"], config=CONFIG, script_args=["--steps=100000", "--marks=on"])
+    config = CONFIG.replace(f"jit_s = {JIT_S}\n", "jit_s = 60\n")
+    job.start(2, ["head", "node1"], config=config, script_args=["--steps=100000", "--marks=on", *shards])
     losses = [job.folder / f"losses-{rank}" for rank in (0, 1)]
     job.wait_for(lambda: all(one.exists() and one.read_text().count("\n") > 3 for one in losses), 60.0, "steps")
     job["head"].send(signal.SIGUSR1)
@@ -166,5 +178,8 @@ def test_a_job_that_is_about_to_end_has_one_rank_save_while_all_train_on(job: Jo
     [incident] = job.incidents()
     saved = incident["evidence"]["checkpoint"]
     assert incident["evidence"]["in_time"], (incident, job.outputs())
-    assert incident["evidence"]["jit"]["rank"] == 0 and Path(saved["path"]).name == f"jit_{saved['step']}.pt"
-    assert {path.name for path in job.folder.glob("asked-*")} == {"asked-0-0"}
+    assert saved_by.items() <= incident["evidence"]["jit"].items()
+    assert sorted(path.name for path in (job.folder / "out").iterdir()) == [
+        name.format(saved["step"]) for name in files
+    ]
+    assert {path.name for path in job.folder.glob("asked-*")} == {f"asked-0-{rank}" for rank in range(len(files))}

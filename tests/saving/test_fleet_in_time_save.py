@@ -19,9 +19,11 @@ from guardrun.supervisor.collect.ranks.boards import Part
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.fleet.protocol import messages as msg
 from guardrun.supervisor.saving import fleet_in_time_save as fleet
+from guardrun.supervisor.saving import in_time_save
 from guardrun.supervisor.saving.fleet_in_time_save import Answer, ManyNodes, NodePart, Order
 from guardrun.supervisor.saving.in_time_save import InTimeNode, InTimeSaves
 from tests.saving.in_time_node import FOUND, STEP, Node
+from tests.support.waiting import wait_until
 
 PAGE = MAGIC.to_bytes(8, "little") + bytes(SIZE_BYTES - 8)
 
@@ -296,6 +298,27 @@ def test_a_part_that_one_can_t_save_is_another_s_of_whichever_node(head: Head) -
     assert head.asked == [1, 2] and not head.take(msg.SaveHere) and not head.events
 
 
+def test_where_training_goes_on_all_are_told_to_save_after_the_same_step(
+    head: Head, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(in_time_save, "PACE_S", 0.0)
+    head.shard(2)
+    head.begin((4, 5), is_running=True)
+    head.take(msg.ReportSteps)
+    for node in ("n1", "n2"):
+        head.steps(node, STEP + 1, STEP + 1, parts=HELD)
+    wait_until(lambda: len(head.sent) == 2, 20, "a second look")
+    head.take(msg.ReportSteps)
+    for node in ("n2", "n1"):
+        head.steps(node, STEP + 1, STEP + 2, parts=HELD)
+    orders = [order for _, order in head.take(msg.SaveHere)]
+    assert [(order.global_rank, order.part, order.is_halting) for order in orders] == [
+        (4, (0, 2), True),
+        (5, (1, 2), True),
+    ]
+    assert len({order.step for order in orders}) == 1 and orders[0].step > STEP + 3
+
+
 def test_a_node_s_word_on_parts_counts_for_its_own_ranks(head: Head) -> None:
     head.sharded((4, 5), {4: Part(0, 2, True), 5: Part(0, 2, True), 0: Part(1, 2, True), 99: Part(5, 7, True)})
     assert head.why == "no rank that is well holds part 1 of 2, which was held by ranks 1,3 alone" and not head.sent
@@ -360,8 +383,8 @@ def part(head: Head) -> OneNode:
 def test_a_node_has_its_rank_save_and_answers_again_what_it_has_answered(part: OneNode) -> None:
     assert part.obey() == part.obey() is not None
     assert part.node.asked == [1], "one never saves twice"
-    assert part.obey(global_rank=2, part=(1, 2)) is not None and part.node.asked == [1, 2]
-    assert [one["part"] for one in part.node.arguments] == [None, (1, 2)]
+    assert part.obey(global_rank=2, part=(1, 2), is_halting=True) is not None and part.node.asked == [1, 2]
+    assert [(one["part"], one["halt"]) for one in part.node.arguments] == [(None, False), ((1, 2), True)]
     assert part.obey() is not None and part.node.asked == [1, 2], "nor after another of its ranks"
     assert part.obey(request=4) is not None and part.node.asked == [1, 2, 1]
 

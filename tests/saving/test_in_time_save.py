@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +14,8 @@ from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import LAST_STEP
 from guardrun.supervisor.collect.ranks.boards import Part
 from guardrun.supervisor.engine.model import events as ev
-from guardrun.supervisor.saving.in_time_save import who_saves
+from guardrun.supervisor.saving import in_time_save
+from guardrun.supervisor.saving.in_time_save import halt_step, who_saves
 from tests.saving.in_time_node import FOUND, SAVED, STEP, Node
 from tests.support.waiting import wait_until
 
@@ -173,10 +176,84 @@ def test_nor_while_a_rank_saves_by_itself_that_could_not_be_asked_for_it(node: N
     assert told == ev.SavedInTime(request=3, attempt=0, why="rank 3 is saving by itself") and node.asked == [0]
 
 
-def test_parts_of_what_trains_on_would_be_of_several_steps(node: Node) -> None:
+# Sharded, while training goes on -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "took_s", "step"),
+    [
+        pytest.param(10, 10, 1.0, 11, id="long steps: it may be at the end of one"),
+        pytest.param(10, 11, 1.0, 15, id="one a second"),
+        pytest.param(10, 60, 1.0, 211, id="fast"),
+        pytest.param(10, 60, 2.5, 121, id="a second look that came late"),
+        pytest.param(10, 2, 1.0, 3, id="numbers that the script has set back"),
+    ],
+)
+def test_ranks_halt_after_a_step_that_none_has_finished_when_it_hears_of_it(
+    before: int, now: int, took_s: float, step: int
+) -> None:
+    assert halt_step(before, now, took_s) == step
+
+
+HALT = STEP + 4 + 1 + 4 * 3
+
+
+@pytest.fixture
+def running(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
+    """Two parts; four steps are done between the two looks, a second apart."""
     node.shard(2)
-    why = "what they train is sharded, and its ranks train on"
-    assert node.save(is_running=True) == ev.SavedInTime(request=3, attempt=0, why=why) and node.asked == []
+    ticks = count()
+
+    def go_on(seconds: float) -> None:
+        assert seconds == 1.0
+        next(ticks)
+        for board in node.boards.values():
+            board.words[Field.STEP] += 4
+
+    clock = SimpleNamespace(sleep=go_on, monotonic=lambda: 1.0, monotonic_ns=lambda: 1)
+    monkeypatch.setattr(in_time_save, "time", clock)
+    node.answers = {n: {**SAVED, "path": f"/out/{n}.pt", "step": HALT + 1} for n in range(4)}
+    return node
+
+
+def ended(node: Node, **more: Any) -> ev.SavedInTime:
+    node.save(is_running=True, **more)
+    wait_until(lambda: bool(node.events), 20, "an end")
+    [event] = node.events
+    return event
+
+
+def test_where_training_goes_on_each_part_is_saved_after_the_same_step(running: Node) -> None:
+    told = ended(running)
+    assert (told.checkpoint, told.global_ranks, told.why) == (FOUND.checkpoint, [2, 3], "")
+    assert [(one["step"], one["halt"], one["part"]) for one in running.arguments] == [
+        (HALT, True, (0, 2)),
+        (HALT, True, (1, 2)),
+    ]
+    assert [(part.path, part.global_rank) for part in running.parts] == [("/out/2.pt", 2), ("/out/3.pt", 3)]
+
+
+def test_parts_of_several_steps_are_none(running: Node) -> None:
+    running.answers[3] = {**SAVED, "step": HALT}
+    told = ended(running)
+    assert told.why == f"ranks 2-3 saved /out/2.pt and others: they are of steps {HALT} to {HALT + 1}"
+    assert told.has_begun and running.parts == []
+
+
+@pytest.mark.parametrize("answer", [{"why": "it had finished 99 steps"}, {"failed": "OSError: full"}, "no answer"])
+def test_where_one_does_not_halt_nobody_else_is_asked_for_its_part(answer: dict[str, Any] | str, running: Node) -> None:
+    running.answers[2] = answer
+    told = ended(running)
+    assert told.why.startswith("rank 2: ") and told.has_begun and running.asked == [2], "others may halt still"
+
+
+def test_what_comes_between_the_looks_is_seen(running: Node) -> None:
+    def save(seconds: float) -> None:
+        saving(running)
+
+    in_time_save.time.sleep = save  # type: ignore[assignment]
+    assert ended(running) == ev.SavedInTime(request=3, attempt=0, why="rank 3 is saving by itself")
+    assert running.asked == []
 
 
 # Sharded ----------------------------------------------------------------------------------------------------------
@@ -219,7 +296,7 @@ def test_for_each_part_somebody_is_asked(
         ([0, 1], [0, 1], {0: Part(0, 2, True)}, "ranks do not say the same"),
         ([0, 1], [0, 1], mesh(2) | {1: Part(1, 4, True)}, "ranks do not say the same"),
         ([0, 1], [0, 1], mesh(2) | {1: Part(2, 2, True)}, "ranks do not say the same"),
-        ([*range(65)], [*range(65)], mesh(65, 65), "into 65 parts, and 64 ranks are asked at most"),
+        ([*range(257)], [*range(257)], mesh(257, 257), "into 257 parts, and 256 ranks are asked at most"),
     ],
 )
 def test_where_a_part_has_no_holder_nobody_is_asked(

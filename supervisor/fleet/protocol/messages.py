@@ -314,6 +314,8 @@ class SaveHere(_Message, frozen=True, kw_only=True, tag="save_here"):
     """The run's seconds: nobody waits for it any more."""
     part: tuple[int, int] | None = None
     """Which part (from 0), of how many; None: all that is trained."""
+    is_halting: bool = False
+    """Training goes on until this step, which no rank has finished yet, and waits there."""
     pages: dict[int, bytes] = {}
     """Other nodes', as StepsReported has them."""
 

@@ -609,6 +609,110 @@ def test_one_that_trains_on_does_not_have_its_trainer_save(training: Training) -
     assert told(training.save(step=LAST_STEP)) == {"why": "its trainer saves where should_checkpoint() says so"}
 
 
+# … after a step that it has not come to yet --------------------------------------------------------------------------
+
+
+def halting(training: Training, step: int, **more: Any) -> InTimeSave:
+    save = training.save(step=step, halt=True, **more)
+    wait_until(lambda: training.gate._halt_step == step, 20, "it to be told")
+    return save
+
+
+def test_it_trains_on_up_to_there_and_stands_until_the_function_is_done(training: Training, tmp_path: Path) -> None:
+    entered, leave = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def function() -> str:
+        entered.set()
+        leave.wait(20)
+        order.append(f"saved after {training.rank.step_now()}")
+        (tmp_path / "part").write_bytes(b"1")
+        return str(tmp_path)
+
+    training.function = function
+    save = halting(training, 5)
+    training.train(2)
+    assert not entered.is_set() and not training.gate.is_halted
+    threading.Thread(target=lambda: (entered.wait(20), time.sleep(0.2), leave.set())).start()
+    training.train()
+    order.append("stepped")
+    assert order == ["saved after 5", "stepped"] and not training.gate.is_halted
+    answer = told(save)
+    assert (answer["path"], answer["step"]) == (str(tmp_path), 5)
+    training.train(2)
+    assert training.rank.step_now() == 8
+
+
+def test_gradients_of_several_passes_are_whole_by_then(training: Training, tmp_path: Path) -> None:
+    training.function = lambda: (tmp_path / "part").write_bytes(b"1") and str(tmp_path)
+    save = halting(training, 4)
+    for _ in range(2):
+        training.backward()
+        training.backward()
+        training.optimizer.step()
+    answer = told(save)
+    assert (answer.get("path"), answer.get("step")) == (str(tmp_path), 4), answer
+
+
+def test_who_had_come_there_before_it_was_told_is_not_kept(training: Training) -> None:
+    why = "it had finished 3 steps by the time that it was to save after 3"
+    assert told(training.save(step=3, halt=True)) == {"why": why}
+    training.train(2)
+    assert training.gate._halt_step == 0
+
+
+def test_who_has_nothing_more_to_do_does_not_wait_for_it_with_its_end(training: Training) -> None:
+    save = halting(training, 9)
+    end = threading.Thread(target=training.gate.finish)
+    end.start()
+    assert told(save) == {"why": "its script has ended, before it began another step after 9"}
+    end.join(20)
+    assert not end.is_alive()
+
+
+def test_who_does_not_come_there_in_time_is_not_kept(training: Training, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("guardrun.hooks.examine.in_time_save.LEAVE_NS", FAR_NS - 100_000_000)
+    assert "it has not come to the end of step 9" in told(halting(training, 9))["why"]
+    training.train(8)
+
+
+def test_all_of_its_optimizers_come_there(training: Training, tmp_path: Path) -> None:
+    other = torch.optim.SGD(training.model.parameters(), lr=0.1)
+    training.watch(other)
+    for _ in range(3):
+        other.step()
+    counts: list[set[int]] = []
+
+    def function() -> str:
+        counts.append(set(training.gate._counts.values()))
+        (tmp_path / "part").write_bytes(b"1")
+        return str(tmp_path)
+
+    training.function = function
+    save = halting(training, 4)
+    for _ in range(2):
+        training.train()
+        other.step()
+    assert told(save).get("step") == 4 and counts == [{4}]
+
+
+def test_an_optimizer_within_another_one_is_not_kept(training: Training) -> None:
+    save = halting(training, 4)
+    training.train()
+    training.gate._depth = 1
+    training.gate._before(training.optimizer, (), {})
+    training.gate._depth = 0
+    assert not training.gate.is_halted
+    save.end()
+
+
+def test_one_that_fails_there_lets_training_go_on(training: Training) -> None:
+    training.function = raises
+    save = halting(training, 4)
+    training.train(3)
+    assert told(save) == {"failed": "OSError: no space left for this"} and training.rank.step_now() == 6
+
+
 def raises() -> None:
     raise OSError("no space left for this")
 

@@ -23,6 +23,7 @@ from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.rank.save_gate import SaveGate
 from guardrun.hooks.rank.sharded_state import ShardedModules, find_part
 from guardrun.hooks.wire.board import OPS, Field
+from guardrun.hooks.wire.examinations import LAST_STEP
 from tests.support.waiting import wait_until
 
 
@@ -196,6 +197,31 @@ def test_within_a_backward_pass_what_is_gathered_is_let_go_and_no_step_follows(t
         training.backward()
     assert "Parameter" in found[0] and found[1:] == ["", {"DTensor"}]
     assert gate.is_shut and training.rank.frozen is gate
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_who_halts_before_its_step_holds_its_part_and_may_go_on(passes: int, training: Training) -> None:
+    gate, rank = training.gate, training.rank
+    gate.asked_part, gate.until_ns = (0, 1), time.monotonic_ns() + 10**12
+    assert gate.halt_after(rank.step_now() + 1) == ""
+
+    def train() -> None:
+        rank.owner_ident = threading.get_ident()
+        for _ in range(2):
+            for _ in range(passes):
+                training.backward()
+            training.optimizer.step()
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    wait_until(lambda: gate.is_halted, 20, "it to come there")
+    wait_until(lambda: gate.shut(LAST_STEP) == "", 20, "it to stand")
+    assert training.kinds() == {"DTensor"} and rank.frozen is None and rank.step_now() == 3
+    gate.asked_part = None
+    assert gate.shut(LAST_STEP) == "what it trains is sharded"
+    gate.reopen()
+    thread.join(20)
+    assert rank.step_now() == 4 and not gate.is_halted
 
 
 class Event:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.saves import trainers
 from guardrun.hooks.wire.board import Field
@@ -73,6 +75,54 @@ def test_lightning_saves_beside_its_own(rank: Rank) -> None:
     trainer.checkpoint_callback = None
     callback.on_train_batch_end(trainer, None, None, None, 3)
     assert rank.words[Field.CHECKS] == 3
+
+
+class Manager:
+    """torchtitan's, as far as it decides whether it saves; of 0.1, which has another name for what is on."""
+
+    interval = 4
+
+    def __init__(self, *, enable_checkpoint: bool = True) -> None:
+        self.enable_checkpoint = enable_checkpoint
+
+    def _should_save(self, curr_step: int, force: bool = False) -> bool:
+        return self.enable_checkpoint and (force or curr_step % self.interval == 0)
+
+
+class NewerManager(Manager):
+    """Of 0.2 and 0.3."""
+
+    def __init__(self, *, enable: bool = True, load_only: bool = False) -> None:
+        self.enable, self.load_only = enable, load_only
+
+    def _should_save(self, curr_step: int, last_step: bool = False) -> bool:
+        return self.enable and not self.load_only and (last_step or curr_step % self.interval == 0)
+
+
+def titan(kind: type, rank: Rank) -> type[Any]:
+    """A manager whose module was imported."""
+    made: type[Any] = type(kind.__name__, (kind,), {"_should_save": vars(kind)["_should_save"]})
+    trainers.install_torchtitan(SimpleNamespace(__name__=made.__module__, CheckpointManager=made), rank)
+    trainers.install_torchtitan(SimpleNamespace(__name__="where it was", CheckpointManager=made), rank)
+    return made
+
+
+@pytest.mark.parametrize("kind", [Manager, NewerManager])
+def test_torchtitan_saves_once_more_at_the_call_that_was_agreed_on(kind: type, rank: Rank) -> None:
+    manager = titan(kind, rank)()
+    rank.words[Field.CHECKPOINT_AT] = 3
+    assert [step for step in range(1, 10) if manager._should_save(step)] == [3, 4, 8]
+    assert manager._should_save(10, True) and rank.words[Field.CHECKS] == 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [(Manager, {"enable_checkpoint": False}), (NewerManager, {"enable": False}), (NewerManager, {"load_only": True})],
+)
+def test_a_torchtitan_that_saves_nothing_is_not_asked(kind: type, settings: dict[str, bool], rank: Rank) -> None:
+    rank.words[Field.CHECKPOINT_AT] = 1
+    manager = titan(kind, rank)(**settings)
+    assert not any(manager._should_save(step) for step in range(1, 9)) and rank.words[Field.CHECKS] == 0
 
 
 def test_what_fails_is_told_and_does_not_reach_training(rank: Rank) -> None:

@@ -25,6 +25,7 @@ parser.add_argument("--resume", default="")
 parser.add_argument("--said", action="store_true", help="its own step() ends each of its steps")
 parser.add_argument("--shards", type=int, default=0, help="FSDP2, with as many replicas as there are ranks for")
 parser.add_argument("--again", action="store_true", help="in the end once more from the beginning, undisturbed")
+parser.add_argument("--enough", default="", help="a file: once it is there, this step was the last one")
 parser.add_argument("--marks", default="", help="what tests of several nodes give all scripts")
 arguments = parser.parse_args()
 RANK, ATTEMPT = int(os.environ["RANK"]), os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -162,6 +163,11 @@ def train(attempt: str, name: str, at: str = "") -> None:
         losses.flush()
         if arguments.said:
             hooks.step()
+        if arguments.enough:
+            is_there = torch.tensor(float(Path(arguments.enough).exists()))
+            dist.all_reduce(is_there)
+            if is_there:
+                break
         if FAULT == "between" and at.startswith(f"{step}:"):
             if is_due:
                 suffer()

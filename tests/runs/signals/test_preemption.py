@@ -332,9 +332,9 @@ def test_the_ranks_of_all_nodes_save_at_one_and_the_same_step(edge: EdgeRuns) ->
 # save_with() --------------------------------------------------------------------------------------------------------
 
 
-def start_in_time(edge: EdgeRuns, *arguments: str, jit_s: int = 30) -> GuardrunRun:
+def start_in_time(edge: EdgeRuns, *arguments: str, jit_s: int = 30, grace_s: int = 8) -> GuardrunRun:
     """A script that never asks should_checkpoint(), and has given save_with() a function."""
-    config = f"{RESUME}jit_s = {jit_s}\n[preemption]\ngrace_s = 8\n"
+    config = f"{RESUME}jit_s = {jit_s}\n[preemption]\ngrace_s = {grace_s}\n"
     run = edge.start("in_time.py", "--steps=100000", *arguments, flags=NAMED, config=config)
     losses = [edge.folder / f"losses-{rank}" for rank in (0, 1)]
     wait_until(lambda: all(path.exists() and path.read_text().count("\n") > 3 for path in losses), 60, "steps")
@@ -357,16 +357,53 @@ def test_a_script_that_does_not_ask_has_its_one_line_called_while_it_trains(edge
     assert re.search(
         rf"rank 0 saved step {saved['step']} in [\d.]+ s before the job's end: ", "\n".join(own_lines(finished))
     )
+    goes_on(edge, saved["step"])
+
+
+def goes_on(edge: EdgeRuns, step: int, *arguments: str) -> None:
+    """From there: what was trained after it is trained again, to the same losses."""
     until = max(int(line.split()[1]) for line in (edge.folder / "losses-0").read_text().splitlines())
-    again = edge.run("in_time.py", f"--steps={until}", "--how=none", flags=NAMED, timeout_s=60)
+    again = edge.run("in_time.py", f"--steps={until}", "--how=none", *arguments, flags=NAMED, timeout_s=60)
     assert again.returncode == 0, again
-    assert f"starts at step {saved['step']}\n" in again.stdout + again.stderr
+    assert f"starts at step {step}\n" in again.stdout + again.stderr
     for rank in (0, 1):
         lines = [line.split() for line in (edge.folder / f"losses-{rank}").read_text().splitlines()]
         first = {step: loss for attempt, step, loss in lines if attempt == "0"}
         second = {step: loss for attempt, step, loss in lines if attempt == "1"}
-        assert [int(step) for step in second] == list(range(saved["step"] + 1, until + 1))
+        assert [int(one) for one in second] == list(range(step + 1, until + 1))
         assert {step: first[step] for step in second if step in first}.items() <= second.items()
+
+
+def test_of_what_is_sharded_every_rank_saves_its_part_of_the_same_step(edge: EdgeRuns) -> None:
+    run = start_in_time(edge, "--shards=2")
+    run.send(signal.SIGUSR1)
+    finished = finish(run, 60)
+    assert finished.returncode == 138, finished
+    evidence = only(finished)["evidence"]
+    saved, jit = evidence["checkpoint"], evidence["jit"]
+    assert evidence["in_time"] and jit["ranks"] == [0, 1], finished
+    names = {f"jit_{saved['step']}_shard{part}_of_2.pt" for part in (0, 1)}
+    assert {path.name for path in (edge.folder / "out").iterdir()} == names
+    assert sorted(path.name for path in edge.folder.glob("asked-*")) == ["asked-0-0", "asked-0-1"]
+    goes_on(edge, saved["step"], "--shards=2")
+
+
+@pytest.mark.parametrize("how", ["part", "well"], ids=["a part fails", "it is done before"])
+def test_sharded_training_goes_on_where_nothing_comes_of_it(how: str, edge: EdgeRuns) -> None:
+    """And waits for nothing: an end would otherwise be waited for until jit_s."""
+    run = start_in_time(edge, "--shards=2", f"--how={how}", "--enough=enough", jit_s=300, grace_s=400)
+    run.send(signal.SIGUSR1)
+    if how == "part":
+        run.wait_for_output("no just-in-time checkpoint: rank 1: OSError: no space left for this")
+    else:
+        wait_until(lambda: "save_in_time" in log_of(run), 60, "ranks to be asked")
+    (edge.folder / "enough").touch()
+    finished = finish(run, 60)
+    assert finished.returncode == 0, finished
+    assert any("no just-in-time checkpoint: rank " in line for line in own_lines(finished)), finished
+    losses = [(edge.folder / f"losses-{rank}").read_text().splitlines() for rank in (0, 1)]
+    taken = [[int(line.split()[1]) for line in lines] for lines in losses]
+    assert taken[0] == taken[1] == [*range(1, len(taken[0]) + 1)]
 
 
 def test_one_that_fails_leaves_the_rest_of_the_time_to_the_script(edge: EdgeRuns) -> None:
