@@ -45,6 +45,11 @@ PACE_S = 1.0
 """How long is looked how fast ranks train."""
 REACH_S = 3.0
 """A request is heard by then: hooks look once a second, and other nodes have to be told."""
+SAVING = "is saving by itself"
+SETTLE_S = 0.5
+"""How often it is looked whether ranks that train on still save by themselves."""
+LEAVE_S = 1.0
+"""So long before nobody waits for it any more it is told at the latest."""
 MAX_WHY_CHARS = 300
 MAX_NUMBER = 2**53
 """What a rank tells is JSON, whose numbers have no end."""
@@ -142,7 +147,7 @@ class NodeSaves:
         if len(known) < len(ranks) or self._node.ingest.attempt != attempt:
             return Steps(why="a rank has no board")
         if saving := [number for number, word in known.items() if word[Field.SAVE_SINCE_NS]]:
-            return Steps(why=f"rank {saving[0]} is saving by itself")
+            return Steps(why=f"rank {saving[0]} {SAVING}")
         steps = [step_of(word) for word in known.values()]
         return Steps(min(steps, default=0), max(steps, default=0))
 
@@ -288,9 +293,12 @@ class InTimeSaves:
                 took_s = max(PACE_S, time.monotonic() - at_s)
                 self._compare(action, later, halt_step(steps.high, later.high, took_s))
 
+        self._later(PACE_S, lambda: self._reach.steps(action, compare))
+
+    def _later(self, seconds: float, call: Callable[[], object]) -> None:
         def work() -> None:
-            time.sleep(PACE_S)
-            self._node.post(lambda: self._reach.steps(action, compare))
+            time.sleep(seconds)
+            self._node.post(call)
 
         with suppress(RuntimeError):  # closing
             self._node.pool.submit(work)
@@ -374,7 +382,7 @@ class InTimeSaves:
             self._end(one, ranks[0], why=f"{whose}: {why}", has_begun=True)
             return
 
-        def event(checkpoint: ev.Checkpoint | None, why: str, *, is_unchecked: bool = False) -> ev.Event:
+        def event(checkpoint: ev.Checkpoint | None, why: str, *, is_unchecked: bool = False) -> ev.SavedInTime:
             return ev.SavedInTime(
                 request=action.request,
                 attempt=action.attempt,
@@ -387,7 +395,14 @@ class InTimeSaves:
                 is_unchecked=is_unchecked,
             )
 
-        def work() -> ev.Event:
+        def work() -> ev.Event | None:
+            ended = judge()
+            if ended.checkpoint is None or not action.is_running:
+                return ended
+            self._node.post(lambda: self._settle(action, ended))
+            return None
+
+        def judge() -> ev.SavedInTime:
             saved = [_saved_part(number, told) for number, told in said]
             if one.count > 1:
                 found = chooser.saw_parts_in_time(saved, step, action.attempt)
@@ -408,6 +423,17 @@ class InTimeSaves:
         chooser.hurry()
         instead = lambda error: event(None, f"{whose}, which could not be looked at: {error}")  # noqa: E731
         self._node.in_background(work, instead, self._context.checkpoint_pool)
+
+    def _settle(self, action: ac.SaveInTime, saved: ev.SavedInTime) -> None:
+        """Tell it once no rank saves by itself: the ranks are stopped then, and training has gone on meanwhile."""
+
+        def look(steps: Steps) -> None:
+            if SAVING in steps.why and self._node.clock.now() < action.until_s - LEAVE_S:
+                self._later(SETTLE_S, lambda: self._settle(action, saved))
+            else:
+                self._node.feed(saved)
+
+        self._reach.steps(action, look)
 
     def _end(self, one: _Round, number: int = -1, *, why: str, has_begun: bool = False) -> None:
         one.is_over = True

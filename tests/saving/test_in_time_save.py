@@ -154,6 +154,25 @@ def test_nor_then_do_two_save_at_once_nor_before_a_step(make: Any, why: str, nod
     assert told is not None and why in told.why and node.asked == []
 
 
+@pytest.mark.parametrize("left_s", [20.0, 0.5])
+def test_an_ordinary_save_that_has_begun_meanwhile_is_not_cut_off(left_s: float, node: Node) -> None:
+    """By the stop that follows; but no save is waited for longer than this one would be."""
+    ask = node._ask
+
+    def ask_then(*asked: Any) -> None:
+        saving(node)
+        node.clock.now = lambda: 120.0 - left_s
+        ask(*asked)
+
+    node.examinations.ask_here = ask_then
+    told = node.save(is_running=True)
+    if left_s > 1.0:
+        assert told is None and node.looks, "it is whole"
+        node.boards[3].words[Field.SAVE_SINCE_NS] = 0
+        wait_until(lambda: bool(node.events), 20, "it to be told")
+    assert node.events[0].checkpoint == FOUND.checkpoint
+
+
 @pytest.mark.parametrize("step", [None, 0, -1, 2.0, "12", 10**400])
 def test_a_save_after_no_step_is_none(step: object, node: Node) -> None:
     node.answers[0] = {**SAVED, "step": step, "took_s": 10**400, "wall_s": 10**400}
