@@ -80,13 +80,18 @@ demo-slurm: $(VENV)/.stamp
 
 SIDE_BY_SIDE := -n $(WORKERS) --dist loadscope --no-loadscope-reorder
 
+# In a quiet moment: beside other tests it takes minutes. What does not compile is told by the run.
+BUILD_EMU := { ! command -v g++ >/dev/null || $(BIN)/python -m tests.emu.build >/dev/null 2>&1 || true; }
+
 test: $(VENV)/.stamp-test
+	@$(BUILD_EMU)
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-quick: $(VENV)/.stamp-test
 	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -p tests.support.quick $(PYTEST_ARGS)
 
 test-flaky: $(VENV)/.stamp-test
+	@$(BUILD_EMU)
 	@$(BIN)/python -m tests.support.flaky --runs $(N) $(if $(K),-k '$(K)') -- $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 # In environments of its own, in .lowest.
@@ -205,12 +210,11 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp
 
 # Interpreters that a run of the tests starts say what starting cost: a .pth file has them do so. Tests are compiled
 # here, once: each of the workers would do so at the same time, and all of them; so are the characters counted of which
-# hypothesis makes texts, and the emulated device is built (docs/emu.md). What does not compile is told by the run.
+# hypothesis makes texts, and beside that the emulated device is built (docs/emu.md).
 $(VENV)/.stamp-test: $(VENV)/.stamp-dev tests/support/startup_log.py
 	@$(BIN)/python -m tests.support.startup_log
-	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
-	@$(BIN)/python -c 'from hypothesis.strategies import text; text().validate()'
-	@! command -v g++ >/dev/null || $(BIN)/python -m tests.emu.build >/dev/null 2>&1 || true
+	@$(BUILD_EMU) & $(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true; \
+	$(BIN)/python -c 'from hypothesis.strategies import text; text().validate()'; wait
 	@touch $@
 
 # Other launchers, each apart from what guardrun is tested with, but over the same torch: a .pth file leads there.
