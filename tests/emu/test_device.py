@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from guardrun.supervisor.collect.collectives.flight_recorder import parse_trace
 from tests.emu.conftest import StartRanks
+from tests.emu.ranks import QUICK
 
 pytestmark = pytest.mark.real("g++")
 
@@ -68,6 +73,30 @@ def test_ddp_reaches_the_numbers_of_one_process_while_the_host_runs_ahead(start_
     assert trace.members == {"0": [0, 1]}
     assert len(trace.entries) == len(dump["entries"])
     assert all(entry.is_done and entry.backend == "nccl" for entry in trace.entries)
+
+
+AHEAD = """
+import torch
+from tests.emu import device as emu
+emu.use()
+slots, x, event = torch.empty(64, pin_memory=True), torch.ones(64, device="emu"), torch.Event("emu")
+emu.kernel(0.2)
+for number in range(64):
+    slots[number].copy_(x[number], non_blocking=True)
+    event.record()
+emu.synchronize()
+print(int(slots.sum()))
+"""
+
+
+def test_a_full_queue_empties_though_its_host_keeps_the_gil(library: Path) -> None:
+    """Event.record() does: nothing that runs on the device waits for it.
+
+    Copies and marks take turns in the queue, of an odd length: a copy comes to its end while a mark finds no room.
+    """
+    env = {**os.environ, **QUICK, "EMU_QUEUE": "5"}
+    done = subprocess.run([sys.executable, "-c", AHEAD], env=env, capture_output=True, check=False, timeout=240)
+    assert (done.returncode, done.stdout) == (0, b"64\n"), done.stderr.decode()
 
 
 def test_fsdp_reaches_them_too_on_a_group_of_two_backends(start_ranks: StartRanks) -> None:
