@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.tensor  # what is sharded is loaded as its tensors
 
 from tests.emu.ranks import QUICK
 from tests.emu.ranks import SCRIPT as TRAIN
