@@ -97,9 +97,7 @@ class InTimeSave:
         if (self._step == LAST_STEP or self._halts) and self._function is None:
             return {"why": "its trainer saves where should_checkpoint() says so"}
         try:
-            if why := self._halt() if self._halts else "":
-                return {"why": why}
-            if why := self._shut():
+            if why := (self._halt() if self._halts else "") or self._shut():
                 return {"why": why[:MAX_WHY_CHARS]}
             if self._is_given_up or self._rank.pid != os.getpid():
                 return {"why": "it was called off"}

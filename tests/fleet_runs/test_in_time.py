@@ -155,20 +155,24 @@ def test_what_goes_wrong_meanwhile_costs_its_time_and_nothing_else(
 
 
 @pytest.mark.parametrize(
-    ("shards", "saved_by", "files"),
+    ("shards", "jit_s", "saved_by", "files"),
     [
-        pytest.param([], {"rank": 0}, ["jit_{}.pt"], id="one for all"),
+        pytest.param([], JIT_S, {"rank": 0}, ["jit_{}.pt"], id="one for all"),
         pytest.param(
-            ["--shards=2"], {"rank": 0, "ranks": [0, 1]}, ["jit_{}_shard0_of_2.pt", "jit_{}_shard1_of_2.pt"], id="parts"
+            ["--shards=2"],
+            10 * JIT_S,  # ranks train on for some seconds first
+            {"rank": 0, "ranks": [0, 1]},
+            ["jit_{}_shard0_of_2.pt", "jit_{}_shard1_of_2.pt"],
+            id="parts",
         ),
     ],
 )
 def test_a_job_that_is_about_to_end_has_ranks_save_while_all_train_on(
-    shards: list[str], saved_by: dict[str, Any], files: list[str], job: Job
+    shards: list[str], jit_s: int, saved_by: dict[str, Any], files: list[str], job: Job
 ) -> None:
     """Each rank is on a node of its own: what is saved on one, the other sees; parts are of one step."""
     job.script = SCRIPTS / "in_time.py"
-    config = CONFIG.replace(f"jit_s = {JIT_S}\n", "jit_s = 60\n")
+    config = CONFIG.replace(f"jit_s = {JIT_S}\n", f"jit_s = {jit_s}\n")
     job.start(2, ["head", "node1"], config=config, script_args=["--steps=100000", "--marks=on", *shards])
     losses = [job.folder / f"losses-{rank}" for rank in (0, 1)]
     job.wait_for(lambda: all(one.exists() and one.read_text().count("\n") > 3 for one in losses), 60.0, "steps")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -221,11 +220,9 @@ HALT = STEP + 4 + 1 + 4 * 3
 def running(node: Node, monkeypatch: pytest.MonkeyPatch) -> Node:
     """Two parts; four steps are done between the two looks, a second apart."""
     node.shard(2)
-    ticks = count()
 
     def go_on(seconds: float) -> None:
         assert seconds == 1.0
-        next(ticks)
         for board in node.boards.values():
             board.words[Field.STEP] += 4
 
