@@ -113,4 +113,10 @@ class Training:
         try:
             return wait_until(read, timeout_s, what, every_s=0.05)
         except TimeoutError as error:
-            raise AssertionError(f"{error}\n{self.outputs()}") from None
+            raise AssertionError(f"{error}\n{self.outputs()}\n{self._records()}") from None
+
+    def _records(self) -> str:
+        """What the run itself has written down, its ends of journal and log."""
+        paths = (self.run_dir / "events.jsonl", self.run_dir / "guardrun.log")
+        texts = [path.read_text(errors="replace").splitlines()[-40:] for path in paths if path.exists()]
+        return "\n".join(line[:400] for lines in texts for line in lines)

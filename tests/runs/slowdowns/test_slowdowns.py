@@ -29,12 +29,15 @@ def runs(tmp_path: Path) -> Iterator[EdgeRuns]:
 
 
 def test_a_rank_that_becomes_slow_is_told_while_training_goes_on(runs: EdgeRuns) -> None:
-    """Twice as long as the others: told before three windows are over. Long: what is usual is learned first."""
+    """By so much that a busy machine's bursts are nothing to it: told before three windows are over.
+
+    Long: what is usual is learned first.
+    """
     end = runs.folder / "end"
-    run = runs.start("slow.py", "--steps=10000", "--slow=2@380:0.09", f"--end={end}", config=LONG_WINDOWS, ranks=3)
+    run = runs.start("slow.py", "--steps=10000", "--slow=2@380:0.4", f"--end={end}", config=LONG_WINDOWS, ranks=3)
     [told] = wait_until(run.incidents, 120, "an incident")
     # The ranks must not be beyond it before they can read it: they would end at different steps.
-    (runs.folder / "new").write_text(str(told["step"] + 40))
+    (runs.folder / "new").write_text(str(told["step"] + 15))
     (runs.folder / "new").rename(end)
     finished = finish(run)
     assert finished.returncode == 0, finished
@@ -42,7 +45,7 @@ def test_a_rank_that_becomes_slow_is_told_while_training_goes_on(runs: EdgeRuns)
     assert (incident["kind"], incident["cause"], incident["action"]) == ("slowdown", "straggler", "none")
     assert ranks_of(incident) == [2]
     assert "who wait for it: steps take " in incident["summary"]
-    assert incident["evidence"]["own_s"]["2"] > 0.12
+    assert incident["evidence"]["own_s"]["2"] > 0.4
     assert incident["evidence"]["others_own_s"] < incident["evidence"]["own_s"]["2"] / 1.75
     assert incident["attempt"] == 0 and incident["recovered"] is None
     assert incident["confidence"] == 0.7, "by brief windows: the run was over before three others were"
