@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -9,6 +10,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
+
+NICE = 15
+
+
+def be_nice() -> None:
+    """Let all others go first: of this thread, and those that it makes."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+
 
 # Background writer --------------------------------------------------------------------------------------------------
 # One thread that writes into the run directory, so that a file system that is slow or dead stops nothing else.

@@ -86,6 +86,8 @@ class Choice:
     skipped: list[Skipped] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
     """The checkpoint's."""
+    stats: dict[str, FileStat] = field(default_factory=dict)
+    """What these were when it was judged."""
     siblings: list[str] = field(default_factory=list)
     """This run's, newest first, at most MAX_SIBLINGS: to read from any of them is to resume."""
     format: Format | None = None
@@ -426,6 +428,7 @@ class Chooser:
             self._checkpoint(one.candidate, verdict),
             skipped,
             files=sorted(one.candidate.files),
+            stats=dict(one.candidate.files),
             siblings=[other.candidate.path for other in siblings],
             format=one.format,
         )

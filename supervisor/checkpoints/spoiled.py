@@ -43,5 +43,10 @@ def is_spoiled(candidate: Candidate, when: Spoiled, by_stat: Mapping[FileStat, S
     return any(_is_of(save, when) for save in saves) or written_s >= when.since_s - (0.0 if known else MARGIN_S)
 
 
+def is_time_spoiled(written_s: float, when: Spoiled) -> bool:
+    """The same of what was written at that time, in time.time()'s seconds, where nothing else is known of it."""
+    return when.since_s - (0.0 if when.why else MARGIN_S) <= written_s <= when.until_s
+
+
 def _is_of(save: Saved, when: Spoiled) -> bool:
     return save.attempt == when.attempt >= 0 and save.step >= when.from_step

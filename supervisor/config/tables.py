@@ -77,11 +77,11 @@ class CheckpointTable(_Table, frozen=True, kw_only=True):
     snapshot_gb: Annotated[float, Meta(ge=0)] = 16.0
     """Memory of a node for these copies."""
     mirror: bool = False
-    """Sharded copies are kept by the next node as well."""
+    """What was saved is copied into memory; sharded copies are kept by the next node as well."""
     mirror_gb: Annotated[float, Meta(ge=0)] = 16.0
-    """Memory of a node for another one's copies."""
+    """Memory of a node for what was saved; as much for another one's copies."""
     mirror_mb_s: Annotated[float, Meta(ge=0)] = 200.0
-    """How fast they are sent, at most."""
+    """How fast they are copied, or sent, at most."""
 
 
 class RestartTable(_Table, frozen=True, kw_only=True):

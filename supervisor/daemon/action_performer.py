@@ -19,7 +19,7 @@ from guardrun.launcher.base.processes import TOKEN_VARIABLE, notify_token
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.own_files import open_folder, open_to_add, read_own, write_own
 from guardrun.supervisor.base.printable import encode_json
-from guardrun.supervisor.checkpoints.chooser import Chooser
+from guardrun.supervisor.checkpoints.chooser import Choice, Chooser
 from guardrun.supervisor.checkpoints.retention import ResumeProtection, elsewhere
 from guardrun.supervisor.daemon.slurm_schedule import Schedule
 from guardrun.supervisor.engine.incidents.sentences import say_snapshot
@@ -37,6 +37,7 @@ from guardrun.supervisor.report.run_record import write_summary
 from guardrun.supervisor.rundir.run_directory import CHECKPOINTS_FILE, RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.sample_ledgers import SampleLedgers, SaveAccount
+from guardrun.supervisor.saving.saved_copies import SavedCopies
 from guardrun.supervisor.saving.snapshot_files import Written
 from guardrun.supervisor.saving.snapshots import Snapshots
 from guardrun.supervisor.wire import control_messages
@@ -100,10 +101,11 @@ class Performer:
         schedule: Schedule,
         *,
         snapshots: Snapshots,
+        copies: SavedCopies,
         ledgers: SampleLedgers,
     ) -> None:
-        """ledgers: of the data that ranks are handed."""
-        self._node, self._context, self._snapshots = node, context, snapshots
+        """copies: of what ranks save. ledgers: of the data that they are handed."""
+        self._node, self._context, self._snapshots, self._copies = node, context, snapshots, copies
         self._saving, self._keeping, self._schedule = saving, keeping, schedule
         self._notified: list[subprocess.Popen[bytes]] = []
         self._is_keeping = False
@@ -156,6 +158,7 @@ class Performer:
             newest = chooser.prevalidate(spoiled)  # one that is spoilt takes the place of none that is kept
             self._saving.seen(newest)
             self._keeping.seen(newest)
+            self._copies.seen(newest)
 
         self._node.in_background(work, lambda error: None, self._context.checkpoint_pool)
 
@@ -256,13 +259,22 @@ class Performer:
             if ledgers is not None:
                 ledgers.written_from_memory(attempt, written, ranks)
 
+        def write_snapshot(choice: Choice) -> ev.SnapshotWritten | None:
+            return self._snapshots.write_newer(choice, spoiled, no_snapshot, note)
+
+        def write_copy(choice: Choice) -> ev.SnapshotWritten | None:
+            return self._copies.write_lost(choice, action.avoid, spoiled)
+
         def work() -> ev.Event:
             is_urgent = not action.is_look
             choice = context.chooser.choose(resume_first, action.avoid, is_urgent=is_urgent, spoiled=spoiled)
-            snapshot = self._snapshots.write_newer(choice, spoiled, no_snapshot, note) if is_urgent else None
-            if snapshot is not None and snapshot.path:
-                self._keep_chooser()
-                choice = context.chooser.choose(resume_first, action.avoid, is_urgent=True, spoiled=spoiled)
+            snapshot = None
+            for write in (write_snapshot, write_copy) if is_urgent else ():
+                written = write(choice)
+                snapshot = written or snapshot
+                if written is not None and written.path:
+                    self._keep_chooser()
+                    choice = context.chooser.choose(resume_first, action.avoid, is_urgent=True, spoiled=spoiled)
             if resume_first or action.avoid:
                 self._keep_chooser()
             warnings = context.chooser.warn_torn_latest() if is_urgent else []
@@ -362,7 +374,8 @@ class Performer:
         self._write_summary(action.summary)
         if action.summary.outcome == "finished":
             self._node.writer.do(self._keeping.let_go)
-        if action.summary.outcome in ("gave_up", "failed") and self._snapshots.has_any:
+        has_any = self._snapshots.has_any or self._copies.has_any
+        if action.summary.outcome in ("gave_up", "failed") and has_any:
             with suppress(RuntimeError):  # closing
                 self._context.checkpoint_pool.submit(self._write_last, action)
                 return
@@ -374,9 +387,12 @@ class Performer:
             context, state = self._context, self._context.engine.state
             spoiled, why = self._dated(state.spoiled), why_spoilt(state)
             choice = context.chooser.choose(spoiled=spoiled, is_urgent=True)
-            written = self._snapshots.write_newer(choice, spoiled, why)
-            if written is not None:
-                self._node.terminal.print_line(*say_snapshot(written))
+            for written in (
+                self._snapshots.write_newer(choice, spoiled, why),
+                self._copies.write_lost(context.chooser.choose(spoiled=spoiled, is_urgent=True), (), spoiled),
+            ):
+                if written is not None:
+                    self._node.terminal.print_line(*say_snapshot(written))
             keep_chooser(self._node.run_dir, context.chooser)
         except Exception:
             log.exception("snapshot_not_written")

@@ -38,6 +38,7 @@ from guardrun.supervisor.rundir.journal import Journal, describe_versions, recov
 from guardrun.supervisor.rundir.run_directory import RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.sample_ledgers import SampleLedgers
+from guardrun.supervisor.saving.saved_copies import SavedCopies
 from guardrun.supervisor.saving.snapshots import Snapshots
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.control_messages import Shares
@@ -68,8 +69,16 @@ class Daemon:
         self.snapshots = Snapshots(self.node, self)
         self.ledgers = SampleLedgers(self.node, self.node.sockets)
         self.node.ingest.on_save = self.ledgers.saved
+        self.copies = SavedCopies(run.config, self.chooser, self._warn_soon)
         self.performer = Performer(
-            self.node, self, self.saving, self.keeping, self.schedule, snapshots=self.snapshots, ledgers=self.ledgers
+            self.node,
+            self,
+            self.saving,
+            self.keeping,
+            self.schedule,
+            snapshots=self.snapshots,
+            copies=self.copies,
+            ledgers=self.ledgers,
         )
         self.answers = Answers(self.node, self, self.saving)
         self._pace = Pace()
@@ -95,6 +104,7 @@ class Daemon:
             self._metrics.close()
         if self.fleet is not None:
             self.fleet.close()
+        self.copies.close()
         self.chooser.close()
         self.checkpoint_pool.shutdown(wait=False, cancel_futures=True)
         self.node.close()
@@ -148,6 +158,7 @@ class Daemon:
         self.performer.poll()
         self.saving.poll()
         self._sample_snapshots()
+        self.copies.sample()
         self.schedule.poll()
         self._tell_trouble()
 
@@ -169,6 +180,9 @@ class Daemon:
             self.node.terminal.print_line(text, "warn")
         else:
             self._sample_snapshots()
+
+    def _warn_soon(self, text: str) -> None:
+        self.node.post(lambda: self.node.terminal.print_line(text, "warn"))
 
     def _sample_snapshots(self) -> None:
         if self.is_running:  # what is left of ranks that have ended is not taken back
@@ -321,11 +335,6 @@ class Daemon:
         A node that joined before would be told that its ranks are nobody's: to stop them.
         """
         early, self._early = self._early or (), None
-        table = self.node.run_file.config.get("checkpoint", {})
-        if self.fleet is None and table.get("mirror") is True and not isinstance(event, ev.SupervisorRestarted):
-            self.node.terminal.print_line(
-                "[checkpoint] mirror = true does nothing here: one node has no next one", "warn"
-            )
         self.feed(event)
         for one in early:
             self.feed(one)

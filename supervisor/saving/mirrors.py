@@ -15,21 +15,18 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from guardrun.hooks.wire.snapshot_index import SLOTS, Record
-from guardrun.supervisor.collect.host.memory_limits import MemoryLimits
 from guardrun.supervisor.fleet.protocol.messages import MirrorOffer, MirrorOpen, MirrorReady, MirrorTo
 from guardrun.supervisor.fleet.transport.curve import is_key, make_key_pair
 from guardrun.supervisor.fleet.transport.mirror_stream import CHUNK_BYTES, END_S, MirrorReceiver, MirrorSender
 from guardrun.supervisor.rundir.run_directory import FleetFile
-from guardrun.supervisor.saving.snapshot_memory import GB, GRANT_LEAVES, Held, SnapshotMemory, SnapshotNode
+from guardrun.supervisor.saving.memory_room import NO_MEMORY, MemoryRoom
+from guardrun.supervisor.saving.snapshot_memory import GB, Held, SnapshotMemory, SnapshotNode
 from guardrun.supervisor.saving.snapshot_sets import Copy
 
-KEEP_LEAVES = 15
-"""Where less than that part of a limit is free, mirrors are let go: before copies of this node's own ranks are."""
 OFFER_S = 10.0
 """How often the head is asked for the next in the ring, while there is no connection."""
 MOST_RANKS = 4096
 MB = 1_000_000
-NO_MEMORY = "memory is short there"
 
 
 @dataclass
@@ -74,13 +71,12 @@ class MirrorMemory:
     """What other nodes' ranks hold. The receiver's thread writes; the loop's lists and lets go."""
 
     def __init__(self, most_bytes: int, warn: Callable[[str], object] = lambda text: None) -> None:
-        self._most_bytes, self._warn = most_bytes, warn
+        self._room, self._warn = MemoryRoom(most_bytes), warn
         self._held: dict[tuple[int, int], Mirrored] = {}
         """By attempt and global rank."""
         self._oldest = 0
         """What comes of earlier attempts is not taken."""
         self._incoming: _Incoming | None = None
-        self._limits: MemoryLimits | None = None
         self._is_off = False
         self._lock = threading.Lock()
 
@@ -91,15 +87,15 @@ class MirrorMemory:
             if attempt < self._oldest:
                 return "that attempt is over"
             if self._is_off:
-                return NO_MEMORY
+                return f"{NO_MEMORY} there"
             if not 0 <= global_rank < MOST_RANKS or not record.is_sharded:
                 return "it is no part of a state"
             mirrored = self._held.get((attempt, global_rank)) or Mirrored()
             slots = mirrored.slots
             older = min(slots, key=lambda slot: slot.record.generation if slot.record else -1, default=None)
             more = record.size_bytes - (os.fstat(older.fd).st_size if older and len(slots) == SLOTS else 0)
-            if why := self._why_not(more):
-                return why
+            if why := self._room.why_not(sum(one.size_bytes for one in self._held.values()), more):
+                return f"{why} there"
             if len(slots) < SLOTS:
                 older = _Slot(os.memfd_create(f"guardrun-mirror-{attempt}-{global_rank}", os.MFD_CLOEXEC))
                 slots.append(older)
@@ -108,13 +104,6 @@ class MirrorMemory:
             self._held[(attempt, global_rank)] = mirrored
             self._incoming = _Incoming(older, record)
             return ""
-
-    def _why_not(self, more: int) -> str:
-        if sum(one.size_bytes for one in self._held.values()) + more > self._most_bytes:
-            return f"there [checkpoint] mirror_gb = {self._most_bytes / GB:g}"
-        self._limits = self._limits or MemoryLimits()
-        limit = self._limits.nearest(os.getpid(), {})
-        return NO_MEMORY if limit is None or limit.room - more < limit.limit // GRANT_LEAVES else ""
 
     def put(self, data: bytes) -> str:
         """Likewise."""
@@ -150,11 +139,7 @@ class MirrorMemory:
 
     def sample(self) -> None:
         """Once a second: the job's own memory comes first."""
-        if not self._held or self._is_off:
-            return
-        self._limits = self._limits or MemoryLimits()
-        limit = self._limits.nearest(os.getpid(), {})
-        if limit is not None and limit.room < limit.limit // KEEP_LEAVES:
+        if self._held and not self._is_off and self._room.is_short():
             self.let_go(1 << 60)
             self._is_off, self._oldest = True, 0
             self._warn("memory is short: no copies of another node's ranks are kept any more")

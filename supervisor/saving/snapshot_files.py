@@ -7,6 +7,7 @@ of a set has its name before all of it is on the disk.
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import time
 import zlib
@@ -15,7 +16,7 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 from guardrun.supervisor.base.log import log
-from guardrun.supervisor.checkpoints.spoiled import MARGIN_S
+from guardrun.supervisor.checkpoints.spoiled import is_time_spoiled
 from guardrun.supervisor.engine.model.actions import Spoiled
 from guardrun.supervisor.saving.snapshot_sets import Copy, WholeSet
 
@@ -96,7 +97,7 @@ def write_newest(
 def _is_spoiled(whole: WholeSet, attempt: int, when: Spoiled, written_s: float) -> bool:
     if when.attempt == attempt:
         return whole.step >= when.from_step
-    return when.since_s - (0.0 if when.why else MARGIN_S) <= written_s <= when.until_s
+    return is_time_spoiled(written_s, when)
 
 
 def write_here(held: Mapping[int, Readable]) -> Write:
@@ -114,6 +115,33 @@ def write_here(held: Mapping[int, Readable]) -> Write:
             files.drop()
 
     return write
+
+
+def write_folder(held: Mapping[int, Readable], copies: Sequence[Copy], folder: str, until_s: float) -> str:
+    """Write the files of a folder into a new one beside it; its name. May block as disks do.
+
+    Raises OSError, NotWrittenError: nothing is left then.
+    """
+    temporary = temporary_of(folder, "")
+    places = [os.path.join(temporary, os.path.relpath(copy.record.path, folder)) for copy in copies]
+    if os.path.isdir(temporary) and not os.path.islink(temporary):
+        shutil.rmtree(temporary)  # of a supervisor that was killed here
+    os.mkdir(temporary)
+    try:
+        _make_room(places, sum(copy.record.size_bytes for copy in copies))
+        for copy, place in zip(copies, places, strict=True):
+            _copy(held[copy.global_rank], copy, place, until_s, lambda: False)
+        for inside in dict.fromkeys([*map(os.path.dirname, places), temporary]):
+            _sync(inside)
+        name = next((name for number in range(MOST_NAMES) if not os.path.lexists(name := name_of(folder, number))), "")
+        if not name:
+            raise NotWrittenError("all names that it might have are taken")
+        os.rename(temporary, name)
+        _sync(os.path.dirname(folder))
+        return name
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
 
 
 class PartFiles:
@@ -232,11 +260,7 @@ def _link(temporary: Sequence[str], names: Sequence[str]) -> bool:
             _name(path, name)
             given.append(name)
         for folder in dict.fromkeys(map(os.path.dirname, names)):
-            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+            _sync(folder)
     except OSError as error:
         for name in given:
             with suppress(OSError):
@@ -245,6 +269,14 @@ def _link(temporary: Sequence[str], names: Sequence[str]) -> bool:
             return False
         raise
     return True
+
+
+def _sync(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def _name(path: str, name: str) -> None:

@@ -41,7 +41,7 @@ def test_templates_are_loaded_before_an_incident_is_there(action: ac.Action, tmp
         engine=Engine(), fleet=SimpleNamespace(look=ordered.append, read_exits=ordered.append)
     )
     html_page._loading.cache_clear()
-    Performer(node, context, unused, unused, unused, snapshots=unused, ledgers=unused).perform(action)
+    Performer(node, context, unused, unused, unused, snapshots=unused, copies=unused, ledgers=unused).perform(action)
     assert ordered == [action]
     assert html_page._loading.cache_info().currsize == 1
     assert html_page._loading().result(60.0).list_templates()

@@ -110,16 +110,6 @@ def test_a_new_run_hears_what_came_before_its_launcher(tmp_path: Path) -> None:
     assert told(tmp_path) == ["RunOpened", "HistoryLoaded"]
 
 
-@pytest.mark.parametrize(("mirror", "nodes"), [(True, 1), (False, 1), (True, 2)])
-def test_mirrors_on_one_node_are_told_to_do_nothing(
-    tmp_path: Path, mirror: bool, nodes: int, capfd: pytest.CaptureFixture[str]
-) -> None:
-    config = {"node": {"state_dir": str(tmp_path / "state")}, "checkpoint": {"mirror": mirror}}
-    with daemon_of(tmp_path, config=config, fleet=heads_file(tmp_path) if nodes > 1 else None) as daemon:
-        daemon.greeted(HELLO)
-    assert ("mirror = true does nothing here" in capfd.readouterr().err) == (mirror and nodes == 1)
-
-
 def test_a_supervisor_that_is_started_again_is_not_held_up_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

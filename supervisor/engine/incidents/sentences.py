@@ -139,10 +139,16 @@ def _waiters(found: Finding, judged: Mapping[int, Judgement]) -> str:
     return f"; {subject} for {them}" + (f" in {op}" if op else "")
 
 
+KEPT = "what hooks.snapshot() kept"
+
+
 def say_snapshot(snapshot: SnapshotWritten) -> tuple[str, str]:
     """What came of the copies in memory, for the terminal, and its level."""
     if not snapshot.path:
-        return f"what hooks.snapshot() kept was not written out: {snapshot.why}", "warn"
+        what = f"the copy of {snapshot.original} that was kept in memory" if snapshot.original else KEPT
+        return f"{what} was not written out: {snapshot.why}", "warn"
     instead = f" (not the newest: {snapshot.why})" if snapshot.why else ""
     took = f"{snapshot.took_s:.1f} s"
+    if snapshot.original:
+        return f"wrote the copy of {snapshot.original} from memory in {took}: {snapshot.path}", "good"
     return f"wrote the snapshot of step {snapshot.step} from memory in {took}: {snapshot.path}{instead}", "good"

@@ -596,8 +596,10 @@ class Skipped(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SnapshotWritten(msgspec.Struct, frozen=True, kw_only=True):
-    """Copies of the ranks' state that were kept in memory, written out as a checkpoint (hooks.snapshot)."""
+    """Copies that were kept in memory, written out as a checkpoint: of ranks' state (hooks.snapshot), or of a save."""
 
+    original: str = ""
+    """The checkpoint that it is a copy of, which is torn or gone; empty: of the ranks' state."""
     step: int = 0
     path: str = ""
     """Of the first of its files; empty: nothing was written."""

@@ -10,7 +10,6 @@ that the head has named is let in. Who is too slow or says nonsense is hung up o
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +20,7 @@ import msgspec
 import zmq
 
 from guardrun.hooks.wire.snapshot_index import Record, pack_record, parse_record
+from guardrun.supervisor.base.background_work import be_nice
 from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.fleet.transport.curve import (
@@ -40,7 +40,6 @@ ANSWER_S = 15.0
 AGAIN_S = 2.0
 POLL_MS = 100
 END_S = 2.0
-NICE = 15
 
 
 class _Frame(msgspec.Struct, frozen=True, array_like=True):
@@ -119,7 +118,7 @@ class MirrorReceiver:
         self._thread.join(END_S)
 
     def _run(self, listen: Listen) -> None:
-        _be_nice()
+        be_nice()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         authenticator = self._authenticator = CurveAuthenticator(context)
         router = make_router(context, self.keys, HANDSHAKE_MS)
@@ -228,7 +227,7 @@ class MirrorSender(Generic[Copy]):
             self._thread.join(wait_s)
 
     def _run(self) -> None:
-        _be_nice()
+        be_nice()
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         host, port = self._place
         dealer = make_dealer(context, self._keys, self._server_key)
@@ -285,9 +284,3 @@ class MirrorSender(Generic[Copy]):
                 with suppress(*DECODE_ERRORS):
                     return self._decoder.decode(dealer.recv()).why
         return None
-
-
-def _be_nice() -> None:
-    """Of this thread, and those that it makes."""
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)

@@ -24,7 +24,6 @@ from guardrun.supervisor.fleet.transport.mirror_stream import (
     MirrorSender,
     Reply,
 )
-from guardrun.supervisor.saving import mirrors
 from guardrun.supervisor.saving.mirrors import MirrorMemory
 from guardrun.supervisor.wire.listening_addresses import Listen
 from tests.support.waiting import wait_until
@@ -78,7 +77,7 @@ def test_what_is_refused(memory: MirrorMemory, monkeypatch: pytest.MonkeyPatch) 
     memory.let_go(3)
     assert memory.copies(0) == [] and memory.begin(2, 1, record(1)) == "that attempt is over"
     monkeypatch.setattr(MemoryLimits, "nearest", lambda *_: Limit(100 * len(DATA), 90 * len(DATA)))
-    assert memory.begin(3, 1, record(1)) == mirrors.NO_MEMORY, "a tenth stays free"
+    assert memory.begin(3, 1, record(1)) == "memory is short there", "a tenth stays free"
 
 
 def test_they_are_the_first_to_go_where_memory_is_short(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +89,7 @@ def test_they_are_the_first_to_go_where_memory_is_short(monkeypatch: pytest.Monk
     monkeypatch.setattr(MemoryLimits, "nearest", lambda *_: Limit(1 << 30, (1 << 30) - (1 << 30) // 16))
     for _ in range(3):
         memory.sample()
-    assert len(said) == 1 and memory.copies(0) == [] and memory.begin(0, 1, record(2)) == mirrors.NO_MEMORY
+    assert len(said) == 1 and memory.copies(0) == [] and memory.begin(0, 1, record(2)) == "memory is short there"
     with pytest.raises(OSError):
         held.read(0, 1, 0)
 

@@ -1,0 +1,45 @@
+"""A script saves over its only checkpoint, and is killed while it does."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.runs.runs import RESUME, EdgeRuns, own_lines
+
+STEPS, EVERY, CUT = 60, 10, 40
+
+
+@pytest.mark.parametrize("mirror", [True, False])
+def test_a_save_that_is_cut_short_over_the_only_checkpoint(edge: EdgeRuns, mirror: bool) -> None:
+    """With a copy in memory one interval is done again; without, everything, as nothing whole is left."""
+    config = f"{RESUME}mirror = {'true' if mirror else 'false'}\n"
+    arguments = (f"--steps={STEPS}", f"--save-every={EVERY}", f"--cut-at={CUT}", *(["--copies"] if mirror else []))
+    finished = edge.run("in_place.py", *arguments, config=config)
+    assert finished.returncode == 0, finished
+    [incident] = finished.incidents
+    path, copy = (edge.folder / "out" / name for name in ("last.pt", "last.guardrun.pt"))
+    assert [skipped["path"] for skipped in incident["evidence"]["skipped_checkpoints"]] == [str(path)]
+    taken = {
+        (attempt, rank): dict(
+            line.split() for line in (edge.folder / f"steps-{attempt}-{rank}").read_text().splitlines()
+        )
+        for attempt in (0, 1)
+        for rank in (0, 1)
+    }
+    first = min(int(step) for step in taken[1, 0])
+    said = [line for line in own_lines(finished) if line.startswith(f"wrote the copy of {path} from memory in ")]
+    if mirror:
+        assert first == CUT - EVERY + 1 == incident["resumed_from"]["step"] + 1
+        told = incident["evidence"]["snapshot"]
+        assert (told["original"], told["path"], told["step"]) == (str(path), str(copy), CUT - EVERY)
+        assert incident["resumed_from"]["path"] == str(copy) and len(said) == 1
+    else:
+        assert first == 1 and "snapshot" not in incident["evidence"]
+        assert incident["resumed_from"] is None and not copy.exists() and said == []
+    for rank in (0, 1):
+        again = taken[1, rank]
+        assert all(again[step] == loss for step, loss in taken[0, rank].items() if step in again), "bit for bit"
+        assert len(again | taken[0, rank]) == STEPS
+    assert sorted(one.name for one in (edge.folder / "out").iterdir()) == sorted(
+        [path.name, *([copy.name] if mirror else [])]
+    )

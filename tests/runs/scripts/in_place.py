@@ -1,0 +1,73 @@
+"""DDP over gloo whose rank 0 saves over one file again and again; the first attempt ends in the middle of a save."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=60)
+parser.add_argument("--save-every", type=int, default=10)
+parser.add_argument("--cut-at", type=int, default=40, help="the save after this step, where the first attempt ends")
+parser.add_argument("--copies", action="store_true", help="go on once guardrun has copied what was saved")
+parser.add_argument("--resume", default="")
+arguments = parser.parse_args()
+RANK, ATTEMPT = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+PATH = Path("out/last.pt")
+LOG = Path("guardrun-runs/latest/guardrun.log")
+
+
+class CutShort(io.FileIO):
+    """A file whose writer is killed in the middle of it."""
+
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        super().write(bytes(data)[: len(data) // 2])
+        if self.tell() > 2000:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return len(data)
+
+
+def save(step: int) -> None:
+    state = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+    PATH.parent.mkdir(exist_ok=True)
+    if ATTEMPT == 0 and step == arguments.cut_at:
+        torch.save(state, io.BufferedWriter(CutShort(PATH, "w")))
+    torch.save(state, PATH)
+    saves = step // arguments.save_every
+    while arguments.copies and ATTEMPT == 0 and LOG.read_text().count("saved_copy_kept") < saves:
+        time.sleep(0.01)
+
+
+dist.init_process_group("gloo")
+torch.manual_seed(3)
+model = DistributedDataParallel(torch.nn.Linear(32, 16))
+optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+done = 0
+if arguments.resume:
+    content = torch.load(arguments.resume)
+    model.module.load_state_dict(content["model"])
+    optimizer.load_state_dict(content["optimizer"])
+    done = content["step"]
+print(f"attempt {ATTEMPT} rank {RANK} starts at step {done}", file=sys.stderr, flush=True)
+with open(f"steps-{ATTEMPT}-{RANK}", "a") as steps_file:
+    for step in range(done + 1, arguments.steps + 1):
+        batch = torch.randn(4, 32, generator=torch.Generator().manual_seed(1000 * step + RANK))
+        optimizer.zero_grad()
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        steps_file.write(f"{step} {loss.item().hex()}\n")
+        steps_file.flush()
+        time.sleep(0.02)
+        if RANK == 0 and step % arguments.save_every == 0:
+            save(step)
+dist.destroy_process_group()
