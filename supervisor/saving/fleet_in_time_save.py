@@ -80,6 +80,7 @@ class NodePart:
             low=found.low,
             high=found.high,
             why=found.why,
+            is_saving=found.is_saving,
             parts={number: part for number, part in parts.items() if part.count},
             pages=pages,
         )
@@ -274,7 +275,7 @@ class ManyNodes:
             low, high = min((one.low for one in compared), default=0), max((one.high for one in compared), default=0)
             gone = {number for number, home in self._homes.items() if home not in answers}
             held = self._own_words(answers, lambda answer: answer.parts)
-            steps = Steps(low, high, why, held, gone)
+            steps = Steps(low, high, why, held, gone, any(one.is_saving for one in compared))
             if not why and steps.low != steps.high and not action.is_running and time.monotonic() < by_s:
                 self._again = lambda: self._ask_steps(action, by_s, done)
                 return

@@ -45,7 +45,6 @@ PACE_S = 1.0
 """How long is looked how fast ranks train."""
 REACH_S = 3.0
 """A request is heard by then: hooks look once a second, and other nodes have to be told."""
-SAVING = "is saving by itself"
 SETTLE_S = 0.5
 """How often it is looked whether ranks that train on still save by themselves."""
 LEAVE_S = 1.0
@@ -76,6 +75,8 @@ class Steps(NamedTuple):
     """Of all ranks whose boards can be read, dead ones too."""
     gone: Collection[int] = ()
     """Who is taken for dead: no node with these can be reached."""
+    is_saving: bool = False
+    """A rank saves by itself, which is why."""
 
 
 class Wanted(NamedTuple):
@@ -147,7 +148,7 @@ class NodeSaves:
         if len(known) < len(ranks) or self._node.ingest.attempt != attempt:
             return Steps(why="a rank has no board")
         if saving := [number for number, word in known.items() if word[Field.SAVE_SINCE_NS]]:
-            return Steps(why=f"rank {saving[0]} {SAVING}")
+            return Steps(why=f"rank {saving[0]} is saving by itself", is_saving=True)
         steps = [step_of(word) for word in known.values()]
         return Steps(min(steps, default=0), max(steps, default=0))
 
@@ -428,7 +429,7 @@ class InTimeSaves:
         """Tell it once no rank saves by itself: the ranks are stopped then, and training has gone on meanwhile."""
 
         def look(steps: Steps) -> None:
-            if SAVING in steps.why and self._node.clock.now() < action.until_s - LEAVE_S:
+            if steps.is_saving and self._node.clock.now() < action.until_s - LEAVE_S:
                 self._later(SETTLE_S, lambda: self._settle(action, saved))
             else:
                 self._node.feed(saved)

@@ -155,12 +155,12 @@ def test_where_training_goes_on_ranks_need_not_be_equally_far(head: Head) -> Non
     assert (node, order.global_rank, order.step, order.pages) == ("n1", 4, LAST_STEP, {})
     head.saved(step=STEP + 5)
     head.see("n2", "n3")
-    for why in ("rank 4 is saving by itself", ""):
+    for is_saving in (True, False):
         wait_until(lambda: any(isinstance(order, msg.ReportSteps) for _, order in head.sent), 20, "a look who saves")
         head.take(msg.ReportSteps)
         assert not head.events
         head.steps("n2")
-        head.steps("n1", why=why)
+        head.steps("n1", why="rank 4 is saving by itself" if is_saving else "", is_saving=is_saving)
     [event] = head.events
     assert event.checkpoint == FOUND.checkpoint and head.looks == [(str(head.path), STEP + 5)]
 

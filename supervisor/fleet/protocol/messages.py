@@ -84,6 +84,8 @@ class StepsReported(_Message, frozen=True, kw_only=True, tag="steps_reported"):
     high: int = 0
     why: str = ""
     """Nothing can be said, or a rank saves by itself."""
+    is_saving: bool = False
+    """It is the latter."""
     parts: dict[int, Part] = {}
     """Which part each of the node's ranks holds, dead or alive, where what they train is sharded."""
     pages: dict[int, bytes] = {}
