@@ -47,7 +47,7 @@ def run_ci(folder: Path, python: str = "", **variables: str) -> subprocess.Compl
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,  # four times its torch computes, on a machine that may be busy
         check=False,
     )
 

@@ -84,7 +84,7 @@ class Cluster:
         """The supervisor runs."""
         self.life = 0
         """How many supervisors there have been: what collectors bring to an earlier one is lost."""
-        self.skipped_s = self.decoy_ended_s = 0.0
+        self.skipped_s = self.decoy_ended_s = self.blind_until_s = 0.0
         self._facts: list[ev.Event] = []
         self._lost: Counter[type] = Counter()
         self._late_s: dict[type, float] = {}
@@ -273,11 +273,15 @@ class Cluster:
         job.advance(self.now_s)
         state = self.engine.state
         if job.culprits and not state.is_held and self.settings.act:
-            patience_s = self.settings.spin_patience_s + 3 * state.gaps.typical_s + 120
+            # Before there is any progress whoever stands alone may wait for another job's data.
+            has_begun = state.attempt is not None and state.attempt.has_progress
+            spin_s = self.settings.spin_patience_s if has_begun else self.settings.hard_timeout_s
+            patience_s = spin_s + 3 * state.gaps.typical_s + 120
             # As long as somebody gets somewhere, nobody is suspected.
             is_busy = len(job.own) > len(job.culprits)
-            began_s = max(min(job.ranks[n].began_s for n in job.culprits) + self.skipped_s, self.decoy_ended_s)
-            began_s = self.now_s if is_busy else began_s
+            began_s = min(job.ranks[n].began_s for n in job.culprits) + self.skipped_s
+            # What nobody has seen counts for nothing: that ranks have not moved is counted from then on.
+            began_s = self.now_s if is_busy else max(began_s, self.decoy_ended_s, self.blind_until_s)
             if self.now_s - began_s > max(patience_s, 2.1 * max(state.detectors.hang.remembered.values(), default=0)):
                 raise Wrong(f"nothing is done about {job.own} since {began_s:.0f} s; now {self.now_s:.0f} s")
 
@@ -416,7 +420,7 @@ class Cluster:
             if self.job is not None:
                 self.job.freeze(seconds)
             if self.is_up:
-                self.feed(ev.TimeSkipped(gap_s=seconds))
+                self._skip(seconds)
 
         self.at(at_s, thaw)
 
@@ -430,8 +434,12 @@ class Cluster:
 
     def _come_back(self, seconds: float) -> None:
         self.is_up = True
-        self.feed(ev.TimeSkipped(gap_s=seconds))
+        self._skip(seconds)
         self._hear()
+
+    def _skip(self, seconds: float) -> None:
+        self.blind_until_s = self.now_s
+        self.feed(ev.TimeSkipped(gap_s=seconds))
 
     def restart_supervisor(self, at_s: float, seconds: float = 1.0, *, by_replay: bool = True) -> None:
         """SIGKILL of the supervisor; the next one finds its state by the journal, or by a snapshot."""

@@ -40,6 +40,20 @@ def test_a_single_rank_that_hangs_is_found_too(fault: Activity) -> None:
     check(cluster)
 
 
+def test_who_stands_alone_before_a_first_step_has_the_hard_timeout_anew_after_a_pause() -> None:
+    """It may wait for another job's data; and what was not seen for a while may have moved."""
+    cluster = Cluster(ranks=1)
+    cluster.do(act.IO_BLOCKED, global_rank=0, at_s=1.9)
+    cluster.freeze(1000.0, 100.0)
+    cluster.run(until_s=2890)
+    assert not cluster.hangs
+    cluster.run(until_s=3000)
+    [incident] = cluster.hangs
+    hard_s = cluster.settings.hard_timeout_s
+    assert incident.cause == "io_blocked" and 0 <= incident.detected_s - (1100 + hard_s) < 60
+    cluster.check_end()
+
+
 def test_one_of_2048_ranks_is_found_in_half_a_minute() -> None:
     cluster = Cluster(ranks=2048, is_journalled=False)
     cluster.hang(global_rank=1717, at_s=60)
