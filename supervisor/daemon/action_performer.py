@@ -6,6 +6,7 @@ import functools
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -38,7 +39,7 @@ from guardrun.supervisor.rundir.run_directory import CHECKPOINTS_FILE, RunFile
 from guardrun.supervisor.saving.final_save import FinalSave
 from guardrun.supervisor.saving.sample_ledgers import SampleLedgers, SaveAccount
 from guardrun.supervisor.saving.saved_copies import SavedCopies
-from guardrun.supervisor.saving.snapshot_files import Written
+from guardrun.supervisor.saving.snapshot_files import WRITE_S, Written
 from guardrun.supervisor.saving.snapshots import Snapshots
 from guardrun.supervisor.wire import control_messages
 from guardrun.supervisor.wire.control_messages import Shares, shares_json
@@ -49,6 +50,8 @@ if TYPE_CHECKING:
     from guardrun.supervisor.saving.fleet_sample_ledgers import FleetLedgers
 
 KEEP_LOOKS = 12
+LAST_S = WRITE_S + 60.0
+"""What is in memory is to be on the disk by then, when nobody resumes."""
 PRIOR_PATIENCE_S = 2.0
 """How long a supervisor waits at its start for the list of what lies in the checkpoints' folder already."""
 
@@ -108,7 +111,8 @@ class Performer:
         self._node, self._context, self._snapshots, self._copies = node, context, snapshots, copies
         self._saving, self._keeping, self._schedule = saving, keeping, schedule
         self._notified: list[subprocess.Popen[bytes]] = []
-        self._is_keeping = False
+        self._is_keeping = self._has_ended = False
+        self._late: threading.Timer | None = None
         self._own_ledgers = ledgers
         self._account: SaveAccount | None = None
         """Of the checkpoint that was chosen last."""
@@ -263,7 +267,11 @@ class Performer:
             return self._snapshots.write_newer(choice, spoiled, no_snapshot, note)
 
         def write_copy(choice: Choice) -> ev.SnapshotWritten | None:
-            return self._copies.write_lost(choice, action.avoid, spoiled)
+            try:
+                return self._copies.write_lost(choice, action.avoid, spoiled)
+            except Exception:  # what was chosen without it will do
+                log.exception("saved_copy_not_written")
+                return None
 
         def work() -> ev.Event:
             is_urgent = not action.is_look
@@ -378,19 +386,28 @@ class Performer:
         if action.summary.outcome in ("gave_up", "failed") and has_any:
             with suppress(RuntimeError):  # closing
                 self._context.checkpoint_pool.submit(self._write_last, action)
+                self._end_late(action)
                 return
         self._end(action)
+
+    def _end_late(self, action: ac.FinishRun) -> None:
+        """A disk that does not answer keeps no run from ending."""
+        self._late = threading.Timer(LAST_S, lambda: self._node.post(lambda: self._end(action)))
+        self._late.daemon = True
+        self._late.start()
 
     def _write_last(self, action: ac.FinishRun) -> None:
         """Nobody resumes now: what the ranks have left in memory would be lost. On the chooser's thread."""
         try:
             context, state = self._context, self._context.engine.state
             spoiled, why = self._dated(state.spoiled), why_spoilt(state)
-            choice = context.chooser.choose(spoiled=spoiled, is_urgent=True)
-            for written in (
-                self._snapshots.write_newer(choice, spoiled, why),
-                self._copies.write_lost(context.chooser.choose(spoiled=spoiled, is_urgent=True), (), spoiled),
-            ):
+            avoid = list(state.avoid)
+            for is_copy in (False, True):
+                choice = context.chooser.choose(avoid=avoid, spoiled=spoiled, is_urgent=True)
+                if is_copy:
+                    written = self._copies.write_lost(choice, avoid, spoiled)
+                else:
+                    written = self._snapshots.write_newer(choice, spoiled, why)
                 if written is not None:
                     self._node.terminal.print_line(*say_snapshot(written))
             keep_chooser(self._node.run_dir, context.chooser)
@@ -400,6 +417,11 @@ class Performer:
             self._node.post(lambda: self._end(action))
 
     def _end(self, action: ac.FinishRun) -> None:
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if self._late is not None:
+            self._late.cancel()
         context = self._context
         is_preempted = action.summary.outcome == "preempted"
         order = control_messages.Finish(exit_code=action.exit_code, is_preempted=is_preempted)

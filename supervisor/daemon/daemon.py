@@ -335,6 +335,10 @@ class Daemon:
         A node that joined before would be told that its ranks are nobody's: to stop them.
         """
         early, self._early = self._early or (), None
+        if self.fleet is None and self.copies.is_untold and not isinstance(event, ev.SupervisorRestarted):
+            self.node.terminal.print_line(
+                "[checkpoint] mirror = true keeps nothing here: neither resume_args nor resume_env has {path}", "warn"
+            )
         self.feed(event)
         for one in early:
             self.feed(one)

@@ -4,13 +4,15 @@ A script that saves over the same file again and again has no whole checkpoint w
 has none at all. What was judged whole is copied, in the background, once it is. If nobody can resume from its files any
 more, nor from anything newer, the copy is written beside them, as what ranks keep by hooks.snapshot() is.
 
-Files, and folders of torch.distributed.checkpoint, which may have any name; loaders of other folders want theirs.
+Files, and folders of torch.distributed.checkpoint, which may have any name; loaders of other folders, and of files with
+companions, want theirs. And only where the script is told which to load: one that knows it would read the torn one.
 """
 
 from __future__ import annotations
 
 import os
 import queue
+import stat
 import threading
 import time
 import zlib
@@ -27,7 +29,7 @@ from guardrun.supervisor.checkpoints.saved import resolve
 from guardrun.supervisor.checkpoints.spoiled import is_time_spoiled
 from guardrun.supervisor.engine.model.actions import Spoiled
 from guardrun.supervisor.engine.model.events import Checkpoint, SnapshotWritten
-from guardrun.supervisor.saving.memory_room import MemoryRoom
+from guardrun.supervisor.saving.memory_room import NO_MEMORY, MemoryRoom
 from guardrun.supervisor.saving.snapshot_files import (
     CHUNK_BYTES,
     MAX_WHY_CHARS,
@@ -39,7 +41,7 @@ from guardrun.supervisor.saving.snapshot_files import (
 from guardrun.supervisor.saving.snapshot_memory import GB
 from guardrun.supervisor.saving.snapshot_sets import Copy, WholeSet
 
-OF_FILES = ("file", "sharded", "nanogpt", "lightning", "open_clip")
+OF_FILES = ("file", "nanogpt", "lightning", "open_clip")
 OF_FOLDERS = ("dcp",)
 """Formats whose checkpoints may have any name: a copy does not have that of its original."""
 MAX_FILES = 4096
@@ -57,27 +59,29 @@ class _Found(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        return sum(stat.size for stat in self.stats.values())
+        return sum(known.size for known in self.stats.values())
 
     def is_there(self) -> bool:
         """Whether its files are what they were. May block as disks do."""
-        return all(read_stat(path) == stat for path, stat in self.stats.items())
+        return all(read_stat(path) == known for path, known in self.stats.items())
 
 
 class _Memory:
-    """A file's bytes."""
+    """The bytes of a checkpoint's files, one after the other: a descriptor for each might use up those there are."""
 
-    def __init__(self, name: str) -> None:
-        self._fd = os.memfd_create(f"guardrun-saved-{name}"[:200], os.MFD_CLOEXEC)
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("guardrun-saved", os.MFD_CLOEXEC)
+        self.size_bytes = 0
 
     def add(self, data: bytes) -> None:
         """Raises OSError."""
         left = memoryview(data)
         while left:
             left = left[os.write(self._fd, left) :]
+        self.size_bytes += len(data)
 
-    def read(self, slot: int, length: int, offset: int) -> bytes:
-        """As Readable has it; there is one copy."""
+    def read(self, length: int, offset: int) -> bytes:
+        """Raises OSError."""
         return os.pread(self._fd, length, offset)
 
     def close(self) -> None:
@@ -85,16 +89,24 @@ class _Memory:
         os.close(self._fd)
 
 
+class _File(NamedTuple):
+    """One of them, as snapshot_files reads it."""
+
+    memory: _Memory
+    begin: int
+
+    def read(self, slot: int, length: int, offset: int) -> bytes:
+        """There is one copy."""
+        return self.memory.read(length, self.begin + offset)
+
+
 class _Kept(NamedTuple):
     """A checkpoint with its copies: one a file, by their numbers; first that of its path."""
 
     found: _Found
+    memory: _Memory
     copies: tuple[Copy, ...]
-    files: Mapping[int, _Memory]
-
-    def close(self) -> None:
-        for file in self.files.values():
-            file.close()
+    files: Mapping[int, _File]
 
 
 class SavedCopies:
@@ -105,8 +117,10 @@ class SavedCopies:
         table = config.get("checkpoint", {})
         self._most_bytes = int(table.get("mirror_gb", 0.0) * GB)
         self._bytes_per_s = float(table.get("mirror_mb_s", 0.0)) * MB
-        is_used = config.get("policy", {}).get("act") is not False and _reaches_the_script(table)
-        self.is_wanted = table.get("mirror") is True and is_used and self._most_bytes > 0 and self._bytes_per_s > 0
+        is_asked = table.get("mirror") is True and config.get("policy", {}).get("act") is not False
+        self.is_untold = is_asked and not _is_told_the_path(table)
+        """It was asked for, and would be of no use."""
+        self.is_wanted = is_asked and not self.is_untold and self._most_bytes > 0 and self._bytes_per_s > 0
         self._chooser, self._warn = chooser, warn
         self._room = MemoryRoom(self._most_bytes)
         self._kept: _Kept | None = None
@@ -115,7 +129,9 @@ class SavedCopies:
         self._work: queue.SimpleQueue[_Found | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._last: Mapping[str, FileStat] = {}
-        """What was handed to that thread last; the chooser's thread's."""
+        """What was seen last; the chooser's thread's."""
+        self._wanted: _Found | None = None
+        """What is to be kept, once it is copied."""
         self._end = threading.Event()
         self._told: set[str] = set()
 
@@ -131,14 +147,22 @@ class SavedCopies:
         checkpoint = choice.checkpoint
         if not self.is_wanted or checkpoint is None or choice.doubt or choice.stats == self._last:
             return
-        self._last = choice.stats
         kept = self._kept
+        is_other = False
         if kept is not None and kept.found.checkpoint.path != checkpoint.path:
-            self._exchange(None)  # nothing writes over the newer one; the older one may be removed on purpose
-        formats = OF_FILES if checkpoint.path in choice.stats else OF_FOLDERS
-        if len(choice.stats) > MAX_FILES or choice.format is None or choice.format.name not in formats:
+            if checkpoint.written_wall_s < kept.found.checkpoint.written_wall_s:
+                return  # what is kept is newest, and is just being written over
+            is_other = True
+        self._last = choice.stats
+        may_be = choice.format is not None and _may_have_any_name(choice.format.name, checkpoint.path, choice.stats)
+        found = _Found(checkpoint, self._chooser.steps_done(checkpoint), choice.stats) if may_be else None
+        self._wanted = found
+        if is_other or found is None:
+            # Nothing writes over the newer one, and the older one may be removed on purpose; or it has companions now.
+            self._exchange(None)
+        if found is None:
             return
-        self._work.put(_Found(checkpoint, self._chooser.steps_done(checkpoint), choice.stats))
+        self._work.put(found)
         if self._thread is None:
             # A daemon: a disk that does not answer must not keep the supervisor from ending.
             self._thread = threading.Thread(target=self._run, name="guardrun-saved-copies", daemon=True)
@@ -157,12 +181,15 @@ class SavedCopies:
             checkpoint, stats = kept.found.checkpoint, kept.found.stats
             try:
                 path, places = _write(kept, began_s + WRITE_S)
-                for copy, place in zip(kept.copies, places, strict=True):
-                    mtime_ns = stats[copy.record.path].mtime_ns  # by which it is known of what data it is, and how new
-                    os.utime(place, ns=(mtime_ns, mtime_ns))
             except (OSError, ValueError, NotWrittenError) as error:
                 log.warning("saved_copy_not_written", path=checkpoint.path, error=str(error))
                 return SnapshotWritten(original=checkpoint.path, why=str(error)[:MAX_WHY_CHARS])
+            self._kept = None  # the file is the copy now
+        kept.memory.close()
+        for copy, place in zip(kept.copies, places, strict=True):
+            mtime_ns = stats[copy.record.path].mtime_ns
+            with suppress(OSError):  # by which it is known of what data it is, and how new
+                os.utime(place, ns=(mtime_ns, mtime_ns))
         for saved in places if path in places else [path]:
             self._chooser.saw_saved(saved, kept.found.done, checkpoint.written_wall_s, is_named=True)
         return SnapshotWritten(
@@ -180,6 +207,8 @@ class SavedCopies:
             return False
         if newest is not None and (newest.path == path or found.done <= self._chooser.steps_done(newest)):
             return False
+        if set(choice.stats.values()) == set(found.stats.values()):
+            return False  # it has another name by now
         if {resolve(one) for one in avoid} & {path, *found.stats}:
             return False  # the script could not load it as it was
         written_s = found.checkpoint.written_wall_s
@@ -196,7 +225,8 @@ class SavedCopies:
         finally:
             self._lock.release()
         if kept is not None:
-            kept.close()
+            # To free many GB takes seconds.
+            threading.Thread(target=kept.memory.close, name="guardrun-saved-free", daemon=True).start()
             self._warn_once("memory is short: no copy of what the script has saved is kept")
 
     def close(self) -> None:
@@ -228,52 +258,54 @@ class SavedCopies:
             self._exchange(None)  # its files are written over by now
             if why := self._room.why_not(0, size):
                 return why
-        files: dict[int, _Memory] = {}
-        copies: list[Copy] = []
-        began_s, done = time.monotonic(), False
+        memory, files, copies = _Memory(), dict[int, _File](), list[Copy]()
+        began_s = time.monotonic()
         try:
             paths = sorted(found.stats, key=lambda path: (path != found.checkpoint.path, path))
             for number, path in enumerate(paths):
-                files[number] = _Memory(os.path.basename(path))
-                crc = self._read(path, found.stats[path], files[number])
-                size = found.stats[path].size
-                record = Record(1, found.done, True, found.done, size, 0, HOLDS, crc, path)
-                copies.append(Copy(number, 0, record))
-            if not found.is_there():
+                files[number] = _File(memory, memory.size_bytes)
+                crc, mode = self._read(path, found.stats[path], memory)
+                record = Record(1, found.done, True, found.done, found.stats[path].size, 0, HOLDS, crc, path)
+                copies.append(Copy(number, 0, record, mode=mode))
+            if not found.is_there() or not self._exchange(_Kept(found, memory, tuple(copies), files)):
                 raise ValueError(CHANGED)
-            done = True
-        finally:
-            if not done:
-                _Kept(found, (), files).close()
-        self._exchange(_Kept(found, tuple(copies), files))
+        except BaseException:
+            memory.close()
+            raise
         took_s = time.monotonic() - began_s
         log.info("saved_copy_kept", path=found.checkpoint.path, bytes=found.size_bytes, took_s=round(took_s, 3))
         return ""
 
-    def _read(self, path: str, stat: FileStat, memory: _Memory) -> int:
-        """Copy a file; the checksum of its bytes. Raises OSError, ValueError."""
+    def _read(self, path: str, known: FileStat, memory: _Memory) -> tuple[int, int]:
+        """Copy a file; the checksum of its bytes, and its mode. Raises OSError, ValueError."""
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
         with open(fd, "rb", buffering=0) as file:
             now = os.fstat(fd)
-            if FileStat(now.st_mtime_ns, now.st_size, now.st_dev, now.st_ino) != stat:
+            if FileStat(now.st_mtime_ns, now.st_size, now.st_dev, now.st_ino) != known:
                 raise ValueError(CHANGED)
             began_s, offset, crc = time.monotonic(), 0, 0
-            while offset < stat.size:
-                data = file.read(min(CHUNK_BYTES, stat.size - offset))
+            while offset < known.size:
+                data = file.read(min(CHUNK_BYTES, known.size - offset))
                 if not data:
                     raise ValueError(CHANGED)
+                if self._room.is_short():
+                    raise ValueError(NO_MEMORY)
                 memory.add(data)
                 offset, crc = offset + len(data), zlib.crc32(data, crc)
                 ahead_s = offset / self._bytes_per_s - (time.monotonic() - began_s)
                 if self._end.is_set() or (ahead_s > 0 and self._end.wait(ahead_s)):
                     raise ValueError("the run is over")
-            return crc
+            return crc, stat.S_IMODE(now.st_mode)
 
-    def _exchange(self, kept: _Kept | None) -> None:
+    def _exchange(self, kept: _Kept | None) -> bool:
+        """Keep that instead; False: it is not wanted any more."""
         with self._lock:
+            if kept is not None and kept.found is not self._wanted:
+                return False
             before, self._kept = self._kept, kept
         if before is not None:
-            before.close()
+            before.memory.close()
+        return True
 
     def _warn_once(self, text: str) -> None:
         if text not in self._told:
@@ -291,9 +323,15 @@ def _write(kept: _Kept, until_s: float) -> tuple[str, list[str]]:
     return new, [os.path.join(new, os.path.relpath(copy.record.path, folder)) for copy in kept.copies]
 
 
-def _reaches_the_script(table: Mapping[str, Any]) -> bool:
-    """Whether a script would be told of another path than the one it knows; without such words it may read its own."""
-    with suppress(AttributeError, TypeError):
-        words = [*table.get("resume_args", []), *table.get("resume_env", {}).values()]
-        return not words or any(place in str(word) for word in words for place in ("{path}", "{dir}"))
-    return False
+def _may_have_any_name(name: str, path: str, stats: Mapping[str, FileStat]) -> bool:
+    """Whether a checkpoint of the format of that name is whole under others. path: its own; stats: of its files."""
+    if path not in stats:
+        return name in OF_FOLDERS and len(stats) <= MAX_FILES
+    # What belongs to a file by its name is not found beside a copy.
+    return (name == "sharded" and len(stats) <= MAX_FILES) or (name in OF_FILES and len(stats) == 1)
+
+
+def _is_told_the_path(table: Mapping[str, Any]) -> bool:
+    """Whether the script is told what to load; else it knows, and would load what is torn, or nothing."""
+    words = [*table.get("resume_args", []), *table.get("resume_env", {}).values()]
+    return any("{path}" in str(word) for word in words)

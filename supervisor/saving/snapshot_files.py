@@ -224,7 +224,7 @@ def _copy(held: Readable, copy: Copy, path: str, until_s: float, is_off: Callabl
         before = os.lstat(path)
         if stat.S_ISREG(before.st_mode) and before.st_uid == os.getuid():
             os.unlink(path)  # of a supervisor that was killed here
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, copy.mode)
     with open(fd, "wb", buffering=0) as file:
         offset, crc, size = 0, 0, copy.record.size_bytes
         while offset < size:

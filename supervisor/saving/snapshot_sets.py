@@ -28,6 +28,8 @@ class Copy(NamedTuple):
     record: Record
     node: str = ""
     """Whose supervisor has it; empty: this one."""
+    mode: int = 0o666
+    """Who may do what with its file, as far as the umask lets them."""
 
 
 class WholeSet(NamedTuple):

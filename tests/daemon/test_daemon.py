@@ -110,6 +110,24 @@ def test_a_new_run_hears_what_came_before_its_launcher(tmp_path: Path) -> None:
     assert told(tmp_path) == ["RunOpened", "HistoryLoaded"]
 
 
+@pytest.mark.parametrize(
+    ("table", "nodes", "is_told"),
+    [
+        ({"mirror": True}, 1, True),
+        ({"mirror": True, "resume_args": ["{path}"]}, 1, False),
+        ({"mirror": False}, 1, False),
+        ({"mirror": True}, 2, False),  # there it may be for shards that are kept by hooks.snapshot()
+    ],
+)
+def test_a_mirror_that_is_of_no_use_is_told(
+    tmp_path: Path, table: dict[str, object], nodes: int, is_told: bool, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = {"node": {"state_dir": str(tmp_path / "state")}, "checkpoint": table}
+    with daemon_of(tmp_path, config=config, fleet=heads_file(tmp_path) if nodes > 1 else None) as daemon:
+        daemon.greeted(HELLO)
+    assert ("mirror = true keeps nothing here" in capfd.readouterr().err) == is_told
+
+
 def test_a_supervisor_that_is_started_again_is_not_held_up_for_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from guardrun.supervisor.saving.saved_copies import SavedCopies
 from tests.support.waiting import wait_until
 
 BEGAN_S = time.time() - 1000
-TABLE: dict[str, Any] = {"mirror": True, "mirror_gb": 1.0, "mirror_mb_s": 1000.0}
+TABLE: dict[str, Any] = {"mirror": True, "mirror_gb": 1.0, "mirror_mb_s": 1000.0, "resume_args": ["--resume", "{path}"]}
 GIB = 1 << 30
 
 
@@ -139,7 +139,7 @@ def test_a_save_that_is_cut_short_over_the_only_checkpoint_leaves_the_one_before
     chosen = job.chooser.choose(is_urgent=True)
     assert chosen.checkpoint is not None and chosen.checkpoint.path == written.path and chosen.checkpoint.step == 40
     assert job.chooser.steps_done(chosen.checkpoint) == 40
-    assert job.write() is None, "once"
+    assert job.write() is None and not job.copies.has_any, "the file is the copy now"
 
 
 def test_what_was_removed_before_the_next_one_was_written_has_its_name_again(job: Job) -> None:
@@ -184,6 +184,52 @@ def test_what_may_not_be_resumed_from_is_not_brought_back(job: Job) -> None:
     spoiled = Spoiled(attempt=-1, from_step=0, since_s=saved_s - 10, until_s=saved_s + 10, why="NaN since step 30")
     assert job.write(spoiled=[spoiled]) is None
     assert job.write(spoiled=[Spoiled(attempt=-1, from_step=0, since_s=0.0, until_s=saved_s - 100, why="NaN")])
+
+
+def test_what_has_another_name_by_now_is_there(job: Job) -> None:
+    """And its own step is no step of guardrun's: an epoch."""
+    job.keep("last.pt", 40)
+    job.path("last.pt").rename(job.path("previous.pt"))
+    assert job.write() is None
+    job.path("last.pt").write_bytes(b"the next one has begun")
+    assert job.write() is None
+
+
+def test_an_older_one_that_is_whole_does_not_take_its_place(job: Job) -> None:
+    """While the newest is written over, another look finds the one before newest."""
+    job.save("best.pt", 10)
+    before = job.keep("last.pt", 40)
+    job.cut("last.pt")
+    job.look()
+    assert job.kept_step() == 40
+    written = job.write()
+    assert written is not None and written.step == 40 and job.path("last.guardrun.pt").read_bytes() == before
+
+
+def test_a_copy_may_be_read_by_whom_its_original_may(job: Job) -> None:
+    job.save("last.pt", 40)
+    job.path("last.pt").chmod(0o600)
+    job.look()
+    wait_until(lambda: job.kept_step() == 40, 30, "the copy")
+    job.cut("last.pt")
+    assert job.write() is not None
+    assert job.path("last.guardrun.pt").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_goes_wrong_unforeseen_is_for_the_caller_and_leaves_the_lock(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.keep("last.pt", 40)
+    job.cut("last.pt")
+
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(saved_copies, "write_here", fail)
+    with pytest.raises(MemoryError):
+        job.write()
+    monkeypatch.undo()
+    assert job.write() is not None
 
 
 def test_what_the_script_has_written_instead_is_what_it_wants(job: Job) -> None:
@@ -309,8 +355,10 @@ def test_names_that_are_taken_stay_what_they_are(job: Job) -> None:
         ({}, {"mirror": False}),
         ({}, {"mirror_gb": 0.0}),
         ({"act": False}, {}),
-        ({}, {"resume_args": ["--init_from=resume"]}),  # reads the file that it knows, which is torn
-        ({}, {"resume_env": {"RESUME": "1"}}),
+        ({}, {"resume_args": []}),  # reads the file that it knows, which is torn, or none
+        ({}, {"resume_args": ["--init_from=resume"]}),
+        ({}, {"resume_args": ["--dir", "{dir}"]}),  # where the copy has another name
+        ({}, {"resume_args": [], "resume_env": {"RESUME": "1"}}),
     ],
 )
 def test_where_nobody_wants_one_none_is_made(
@@ -320,13 +368,12 @@ def test_where_nobody_wants_one_none_is_made(
     job.save("last.pt", 40)
     job.look()
     assert job.copies._thread is None and not job.copies.has_any
+    is_told = any("{path}" in word for word in table.get("resume_args", ["{path}"]))
+    assert job.copies.is_untold == (not is_told and policy.get("act") is not False)
 
 
-@pytest.mark.parametrize(
-    "table", [{"resume_args": ["--resume", "{path}"]}, {"resume_env": {"FROM": "{dir}/last.guardrun.pt"}}]
-)
-def test_where_the_script_is_told_of_it_one_is_made(make: Callable[..., Job], table: dict[str, Any]) -> None:
-    make(**table).keep("last.pt", 40)
+def test_a_variable_tells_the_script_as_well(make: Callable[..., Job]) -> None:
+    make(resume_args=[], resume_env={"FROM": "{path}"}).keep("last.pt", 40)
 
 
 def save_dcp(job: Job, step: int) -> dict[str, bytes]:
@@ -340,6 +387,63 @@ def save_dcp(job: Job, step: int) -> dict[str, bytes]:
     job.look()
     wait_until(lambda: job.kept_step() == step, 30, f"the copy of step {step}")
     return {one.name: one.read_bytes() for one in path.iterdir()}
+
+
+def test_a_file_with_companions_is_left_out(job: Job) -> None:
+    """Beside a copy's name they would not be found, and the original would be taken for one without."""
+    for name in ("model.pt", "optimizer.pt"):
+        job.save(name, 40)
+    choice = job.chooser.prevalidate()
+    assert len(choice.stats) == 2
+    job.see(choice)
+    assert job.copies._thread is None
+
+
+def test_one_that_has_a_companion_by_now_is_let_go(job: Job) -> None:
+    """The model is there first, and whole."""
+    job.keep("model.pt", 20)
+    job.save("optimizer.pt", 20)
+    job.look()
+    assert not job.copies.has_any
+    job.cut("model.pt")
+    assert job.write() is None and job.files() == ["model.pt", "optimizer.pt"]
+
+
+def test_one_that_gets_a_companion_while_it_is_copied_is_not_kept(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, may_go_on = job.copies._read, threading.Event()
+
+    def wait_first(*arguments: Any) -> tuple[int, int]:
+        assert may_go_on.wait(30)
+        return read(*arguments)
+
+    monkeypatch.setattr(job.copies, "_read", wait_first)
+    job.save("model.pt", 20)
+    job.look()
+    job.save("optimizer.pt", 20)
+    job.copies.seen(job.chooser.prevalidate())
+    may_go_on.set()
+    job.settle()
+    assert not job.copies.has_any
+
+
+def test_one_descriptor_is_enough(make: Callable[..., Job]) -> None:
+    job = make(world_size=50)
+    before = len(os.listdir("/proc/self/fd"))
+    for rank in range(50):
+        job.save(f"state_rank{rank}.pt", 40)
+    job.look()
+    wait_until(lambda: job.kept_step() == 40, 30, "their copies")
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+
+
+def test_copying_stops_where_memory_is_short(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = iter([False, True])
+    monkeypatch.setattr(saved_copies, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(job.copies._room, "is_short", lambda: next(short, True))
+    job.save("last.pt", 40)
+    job.look()
+    job.settle()
+    assert not job.copies.has_any
 
 
 @pytest.mark.parametrize("lost", ["torn", "gone"])

@@ -133,7 +133,7 @@ def report(state: State, found: Detected, now_s: float) -> tuple[Incident, list[
     """Open an incident, say so, and do about it what the verdict asks for. Returns it as it was opened."""
     incident = _open(state, found, now_s)
     state.is_detail_bad = state.is_detail_bad or found.is_uneven
-    _avoid(state, found.avoid)
+    avoid(state, found.avoid)
     if not found.ends_with_progress:
         state.open_incidents.remove(incident.id)
     if found.key:
@@ -226,7 +226,7 @@ def _culprits(state: State, named: Sequence[int | Culprit]) -> list[Culprit]:
 def _change(state: State, verdict: Changed, now_s: float) -> list[Action]:
     incident_id = state.detected[verdict.key]
     state.is_detail_bad = state.is_detail_bad or verdict.is_uneven
-    _avoid(state, verdict.avoid)
+    avoid(state, verdict.avoid)
     before = state.incidents[incident_id].evidence
     by_hand = {name: before[name] for name in (BY_HAND, BY_HAND_HINT) if name in before}
     changes: dict[str, Any] = {"evidence": {**verdict.evidence, **by_hand}}
@@ -303,7 +303,7 @@ def _stop_diverged(state: State, verdict: Diverged, now_s: float) -> list[Action
     return [told, *stop_for(state, incident_id, onset_s=now_s, now_s=now_s)]
 
 
-def _avoid(state: State, path: str) -> None:
+def avoid(state: State, path: str) -> None:
     """Keep a checkpoint from being chosen again; the last that could not be loaded, last."""
     if path:
         state.avoid = [*(known for known in state.avoid if known != path), path][-MAX_AVOIDED:]

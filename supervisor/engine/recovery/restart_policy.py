@@ -9,7 +9,7 @@ from guardrun.supervisor.engine.incidents.advice import advice_for, data_words
 from guardrun.supervisor.engine.model.actions import Action, Incident
 from guardrun.supervisor.engine.model.lost_time import STARTING
 from guardrun.supervisor.engine.recovery import eviction, in_time_save
-from guardrun.supervisor.engine.recovery.decide import announce
+from guardrun.supervisor.engine.recovery.decide import announce, avoid
 from guardrun.supervisor.engine.recovery.eviction import evict, is_of_node
 from guardrun.supervisor.engine.recovery.launcher_orders import choose
 from guardrun.supervisor.engine.recovery.preemption import wind_up
@@ -20,6 +20,8 @@ from guardrun.supervisor.engine.state.incidents import change
 from guardrun.supervisor.engine.state.state import State, attempt_of
 
 MAX_STOPS = 20
+REFUSALS = ("exception", "exit_code", "checkpoint_corrupt")
+"""By these a script ends that finds not all that it wants to load."""
 AT_ONCE_S = 15.0
 """A program that ends with the same code within so long, without a step, is not told apart by trying it again."""
 _DATA = ("batch", "epoch", "indices")
@@ -42,7 +44,8 @@ def _decide(state: State, incident: Incident, now_s: float) -> list[Action]:
         return [change(state, incident.id, action="none"), *wind_up(state, now_s)]
     has_died_of_detail = state.is_detailed and not attempt.has_progress and incident.cause != "collective_mismatch"
     is_asked, state.restart_by = bool(state.restart_by), ""
-    is_free = is_asked or (has_died_of_detail and state.settings.act)
+    has_refused_copy = _has_refused_copy(state, incident)
+    is_free = is_asked or ((has_died_of_detail or has_refused_copy) and state.settings.act)
     reason, poison = ("", False) if is_free else _why_not(state, incident, _book_stop(state, incident))
     more = eviction.find_incident_changes(state, incident)
     attempt.incident_id = incident.id
@@ -61,6 +64,9 @@ def _decide(state: State, incident: Incident, now_s: float) -> list[Action]:
         return actions + finish(state, outcome, state.exit_code or 1, reason, now_s)
     if has_died_of_detail:
         state.is_detail_bad = True  # not training's own failure: it costs no budget, and is not tried again
+    elif has_refused_copy:
+        avoid(state, state.copy)  # as if there had been none
+        avoid(state, state.kept)  # which is made of it
     elif not is_asked:
         state.restarts += 1
     state.next_attempt = attempt.number + 1
@@ -70,6 +76,13 @@ def _decide(state: State, incident: Incident, now_s: float) -> list[Action]:
     state.ledger.switch(STARTING, now_s)
     told = change(state, incident.id, action="restart", **more)
     return [told, *evict(state, incident, now_s), *choose(state, now_s)]
+
+
+def _has_refused_copy(state: State, incident: Incident) -> bool:
+    """Whether the script has ended by itself, before a step, over a copy of a checkpoint (events.SnapshotWritten)."""
+    attempt, is_own_end = attempt_of(state), incident.kind == "crash" and incident.cause in REFUSALS
+    is_no_further = attempt.resumed_from is not None and attempt.step <= attempt.resumed_from.step
+    return bool(state.copy) and is_own_end and is_no_further
 
 
 def _book_stop(state: State, incident: Incident) -> bool:

@@ -261,6 +261,8 @@ class State(msgspec.Struct, kw_only=True):
     """Of the attempts in a row that stopped at one and the same step, the last this one: when, how, at which batch."""
     avoid: list[str] = []
     """Checkpoints that the script could not load: they look whole, and are not."""
+    copy: str = ""
+    """The checkpoint that was chosen last, if it is a copy of one that is torn: a script may want that one's name."""
     spoiled: list[Spoiled] = []
     """Of attempts that were ended for it."""
     rollbacks: list[int] = []

@@ -43,3 +43,21 @@ def test_a_save_that_is_cut_short_over_the_only_checkpoint(edge: EdgeRuns, mirro
     assert sorted(one.name for one in (edge.folder / "out").iterdir()) == sorted(
         [path.name, *([copy.name] if mirror else [])]
     )
+
+
+def test_a_script_that_cannot_load_the_copy_goes_on_as_without_one(edge: EdgeRuns) -> None:
+    """It wants another file beside it, by its name: the original has one."""
+    finished = edge.run(
+        "in_place.py",
+        f"--cut-at={CUT}",
+        "--copies",
+        "--sidecar",
+        config=f"{RESUME}mirror = true\n[restart]\nmax_restarts = 1\n",
+    )
+    assert finished.returncode == 0, finished
+    killed, refused = finished.incidents
+    assert killed["evidence"]["snapshot"]["step"] == CUT - EVERY
+    assert (refused["cause"], refused["action"], refused["resumed_from"]) == ("exception", "restart", None)
+    assert "last.guardrun.json" in refused["summary"]
+    assert finished.summary is not None and finished.summary["restarts"] == 1
+    assert (edge.folder / "steps-2-0").read_text().startswith("1 ")

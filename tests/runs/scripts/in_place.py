@@ -19,6 +19,7 @@ parser.add_argument("--steps", type=int, default=60)
 parser.add_argument("--save-every", type=int, default=10)
 parser.add_argument("--cut-at", type=int, default=40, help="the save after this step, where the first attempt ends")
 parser.add_argument("--copies", action="store_true", help="go on once guardrun has copied what was saved")
+parser.add_argument("--sidecar", action="store_true", help="what is loaded has a file beside it, of its own name")
 parser.add_argument("--resume", default="")
 arguments = parser.parse_args()
 RANK, ATTEMPT = int(os.environ["RANK"]), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
@@ -42,6 +43,8 @@ def save(step: int) -> None:
     if ATTEMPT == 0 and step == arguments.cut_at:
         torch.save(state, io.BufferedWriter(CutShort(PATH, "w")))
     torch.save(state, PATH)
+    if arguments.sidecar:
+        PATH.with_suffix(".json").write_text(str(step))
     saves = step // arguments.save_every
     while arguments.copies and ATTEMPT == 0 and LOG.read_text().count("saved_copy_kept") < saves:
         time.sleep(0.01)
@@ -53,6 +56,8 @@ model = DistributedDataParallel(torch.nn.Linear(32, 16))
 optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
 done = 0
 if arguments.resume:
+    if arguments.sidecar:
+        Path(arguments.resume).with_suffix(".json").read_text()
     content = torch.load(arguments.resume)
     model.module.load_state_dict(content["model"])
     optimizer.load_state_dict(content["optimizer"])
