@@ -61,3 +61,12 @@ def test_a_script_that_cannot_load_the_copy_goes_on_as_without_one(edge: EdgeRun
     assert "last.guardrun.json" in refused["summary"]
     assert finished.summary is not None and finished.summary["restarts"] == 1
     assert (edge.folder / "steps-2-0").read_text().startswith("1 ")
+
+
+def test_a_run_that_is_given_up_leaves_the_copy_on_the_disk(edge: EdgeRuns) -> None:
+    """Memory is gone with it, and nothing else whole is left."""
+    config = f"{RESUME}mirror = true\n[restart]\nmax_restarts = 0\n"
+    finished = edge.run("in_place.py", f"--cut-at={CUT}", "--copies", config=config)
+    assert finished.returncode == 128 + 9, finished
+    assert sorted(one.name for one in (edge.folder / "out").iterdir()) == ["last.guardrun.pt", "last.pt"]
+    assert sum(line.startswith("wrote the copy of ") for line in own_lines(finished)) == 1
