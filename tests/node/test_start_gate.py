@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from guardrun.supervisor.engine.model.events import Device
+from guardrun.supervisor.node import start_gate
 from guardrun.supervisor.node.start_gate import FIRST_S, StartGate, find_owner
 from guardrun.supervisor.wire.control_messages import Ack, Finish, Start, Stop
 from tests.sensors.nvml_stub import NvmlStub, build_library
@@ -28,6 +29,12 @@ ORDER = Start(attempt=1)
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_library(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML's process is started anew in each test, on a machine that may be busy."""
+    monkeypatch.setattr(start_gate, "FIRST_S", 60.0)
 
 
 @pytest.fixture
@@ -132,7 +139,10 @@ def test_without_devices_or_a_limit_nobody_is_asked(make: Make, stub: NvmlStub, 
     assert not asking()
 
 
-def test_a_driver_that_does_not_answer_holds_nothing_up(make: Make, stub: NvmlStub, dead: int) -> None:
+def test_a_driver_that_does_not_answer_holds_nothing_up(
+    make: Make, stub: NvmlStub, dead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(start_gate, "FIRST_S", FIRST_S)
     stub.hang("nvmlInitWithFlags")
     bed = make(600.0)
     bed.gate.attempt_stopped({dead: 0}, [GPU])

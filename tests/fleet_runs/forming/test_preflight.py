@@ -113,7 +113,7 @@ def test_another_torch_on_a_node_is_said_and_stops_nobody(job: Job, level: str) 
         job.start(2, ["head"], f"--guard-preflight={level}")
         with client.executed():
             job.start_one("node1", *flags(1), f"--guard-preflight={level}")
-        assert job.where(0, 2) == ["head", "node1"]
+        assert job.where(0, 2, timeout_s=150.0) == ["head", "node1"], "which imports all by itself"
     said = job["head"].output
     found = re.search(rf".*node1 .*torch.*2\.9\.1\+cpu.*{re.escape(here)}.*", said)
     assert found is not None, said
