@@ -84,15 +84,18 @@ class Choice:
 
     checkpoint: Checkpoint | None = None
     skipped: list[Skipped] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
-    """The checkpoint's."""
     stats: dict[str, FileStat] = field(default_factory=dict)
-    """What these were when it was judged."""
+    """The checkpoint's files, as they were when it was judged."""
     siblings: list[str] = field(default_factory=list)
     """This run's, newest first, at most MAX_SIBLINGS: to read from any of them is to resume."""
     format: Format | None = None
     doubt: str = ""
     """Why the checkpoint could not be judged: it is taken for want of a whole one. Empty: it is whole."""
+
+    @property
+    def files(self) -> list[str]:
+        """The checkpoint's, in order."""
+        return sorted(self.stats)
 
 
 class SeenInTime(NamedTuple):
@@ -427,7 +430,6 @@ class Chooser:
         return Choice(
             self._checkpoint(one.candidate, verdict),
             skipped,
-            files=sorted(one.candidate.files),
             stats=dict(one.candidate.files),
             siblings=[other.candidate.path for other in siblings],
             format=one.format,

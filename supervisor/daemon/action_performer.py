@@ -263,26 +263,16 @@ class Performer:
             if ledgers is not None:
                 ledgers.written_from_memory(attempt, written, ranks)
 
-        def write_snapshot(choice: Choice) -> ev.SnapshotWritten | None:
-            return self._snapshots.write_newer(choice, spoiled, no_snapshot, note)
-
-        def write_copy(choice: Choice) -> ev.SnapshotWritten | None:
-            try:
-                return self._copies.write_lost(choice, action.avoid, spoiled)
-            except Exception:  # what was chosen without it will do
-                log.exception("saved_copy_not_written")
-                return None
-
         def work() -> ev.Event:
             is_urgent = not action.is_look
-            choice = context.chooser.choose(resume_first, action.avoid, is_urgent=is_urgent, spoiled=spoiled)
-            snapshot = None
-            for write in (write_snapshot, write_copy) if is_urgent else ():
-                written = write(choice)
-                snapshot = written or snapshot
-                if written is not None and written.path:
-                    self._keep_chooser()
-                    choice = context.chooser.choose(resume_first, action.avoid, is_urgent=True, spoiled=spoiled)
+            choose = functools.partial(
+                context.chooser.choose, resume_first, action.avoid, is_urgent=is_urgent, spoiled=spoiled
+            )
+            written: list[ev.SnapshotWritten] = []
+            if is_urgent:
+                choice, written = self._write_out(choose, action.avoid, spoiled, no_snapshot, note)
+            else:
+                choice = choose()
             if resume_first or action.avoid:
                 self._keep_chooser()
             warnings = context.chooser.warn_torn_latest() if is_urgent else []
@@ -294,7 +284,7 @@ class Performer:
                 checkpoint=choice.checkpoint,
                 skipped=choice.skipped,
                 warnings=warnings,
-                snapshot=snapshot,
+                snapshot=written[-1] if written else None,
             )
             if ledgers is not None:
                 self._account = ledgers.find(choice.files)
@@ -304,6 +294,39 @@ class Performer:
         if not action.is_look:
             context.chooser.hurry()
         self._node.in_background(work, instead, context.checkpoint_pool)
+
+    def _write_out(
+        self,
+        choose: Callable[[], Choice],
+        avoid: Sequence[str],
+        spoiled: Sequence[ac.Spoiled],
+        no_snapshot: str,
+        note: Callable[[int, Written], object] = lambda attempt, written: None,
+    ) -> tuple[Choice, list[ev.SnapshotWritten]]:
+        """What is chosen once what memory holds beyond it is on the disk; and what came of that.
+
+        On the chooser's thread. no_snapshot, note: as Snapshots.write_newer has them.
+        """
+
+        def write_snapshot(choice: Choice) -> ev.SnapshotWritten | None:
+            return self._snapshots.write_newer(choice, spoiled, no_snapshot, note)
+
+        def write_copy(choice: Choice) -> ev.SnapshotWritten | None:
+            try:
+                return self._copies.write_lost(choice, avoid, spoiled)
+            except Exception:  # what was chosen without it will do
+                log.exception("saved_copy_not_written")
+                return None
+
+        choice, told = choose(), []
+        for write in (write_snapshot, write_copy):
+            written = write(choice)
+            if written is not None:
+                told.append(written)
+            if written is not None and written.path:
+                self._keep_chooser()
+                choice = choose()
+        return choice, told
 
     def _save_in_time(self, action: ac.SaveInTime) -> None:
         from guardrun.supervisor.saving.in_time_save import InTimeSaves  # few runs have a use for it
@@ -402,14 +425,9 @@ class Performer:
             context, state = self._context, self._context.engine.state
             spoiled, why = self._dated(state.spoiled), why_spoilt(state)
             avoid = list(state.avoid)
-            for is_copy in (False, True):
-                choice = context.chooser.choose(avoid=avoid, spoiled=spoiled, is_urgent=True)
-                if is_copy:
-                    written = self._copies.write_lost(choice, avoid, spoiled)
-                else:
-                    written = self._snapshots.write_newer(choice, spoiled, why)
-                if written is not None:
-                    self._node.terminal.print_line(*say_snapshot(written))
+            choose = functools.partial(context.chooser.choose, avoid=avoid, spoiled=spoiled, is_urgent=True)
+            for written in self._write_out(choose, avoid, spoiled, why)[1]:
+                self._node.terminal.print_line(*say_snapshot(written))
             keep_chooser(self._node.run_dir, context.chooser)
         except Exception:
             log.exception("snapshot_not_written")

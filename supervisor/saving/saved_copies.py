@@ -128,10 +128,8 @@ class SavedCopies:
         """Held while what is kept is exchanged, or written out."""
         self._work: queue.SimpleQueue[_Found | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._last: Mapping[str, FileStat] = {}
-        """What was seen last; the chooser's thread's."""
         self._wanted: _Found | None = None
-        """What is to be kept, once it is copied."""
+        """What is to be kept, once it is copied, or was to be; only the chooser's thread changes it."""
         self._end = threading.Event()
         self._told: set[str] = set()
 
@@ -145,15 +143,16 @@ class SavedCopies:
     def seen(self, choice: Choice) -> None:
         """This is newest now: it is copied soon, if it can be."""
         checkpoint = choice.checkpoint
-        if not self.is_wanted or checkpoint is None or choice.doubt or choice.stats == self._last:
+        kept, wanted = self._kept, self._wanted
+        if not self.is_wanted or checkpoint is None or choice.doubt:
             return
-        kept = self._kept
+        if wanted is not None and wanted.stats == choice.stats:
+            return
         is_other = False
         if kept is not None and kept.found.checkpoint.path != checkpoint.path:
             if checkpoint.written_wall_s < kept.found.checkpoint.written_wall_s:
                 return  # what is kept is newest, and is just being written over
             is_other = True
-        self._last = choice.stats
         may_be = choice.format is not None and _may_have_any_name(choice.format.name, checkpoint.path, choice.stats)
         found = _Found(checkpoint, self._chooser.steps_done(checkpoint), choice.stats) if may_be else None
         self._wanted = found
@@ -281,7 +280,7 @@ class SavedCopies:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY)
         with open(fd, "rb", buffering=0) as file:
             now = os.fstat(fd)
-            if FileStat(now.st_mtime_ns, now.st_size, now.st_dev, now.st_ino) != known:
+            if FileStat.of(now) != known:
                 raise ValueError(CHANGED)
             began_s, offset, crc = time.monotonic(), 0, 0
             while offset < known.size:

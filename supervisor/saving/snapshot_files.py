@@ -26,6 +26,7 @@ SPARE_BYTES = 64 << 20
 """Of a disk, left free."""
 MOST_NAMES = 100
 MAX_WHY_CHARS = 300
+NO_NAME = "all names that it might have are taken"
 
 
 class Written(NamedTuple):
@@ -110,7 +111,7 @@ def write_here(held: Mapping[int, Readable]) -> Write:
             for number in range(MOST_NAMES):
                 if (names := files.name(number)) is not None:
                     return names, [os.stat(name).st_ino for name in names]
-            raise NotWrittenError("all names that it might have are taken")
+            raise NotWrittenError(NO_NAME)
         finally:
             files.drop()
 
@@ -133,9 +134,9 @@ def write_folder(held: Mapping[int, Readable], copies: Sequence[Copy], folder: s
             _copy(held[copy.global_rank], copy, place, until_s, lambda: False)
         for inside in dict.fromkeys([*map(os.path.dirname, places), temporary]):
             _sync(inside)
-        name = next((name for number in range(MOST_NAMES) if not os.path.lexists(name := name_of(folder, number))), "")
-        if not name:
-            raise NotWrittenError("all names that it might have are taken")
+        if (number := _free([folder])) == MOST_NAMES:
+            raise NotWrittenError(NO_NAME)
+        name = name_of(folder, number)
         os.rename(temporary, name)
         _sync(os.path.dirname(folder))
         return name
@@ -175,9 +176,7 @@ class PartFiles:
 
     def free(self, number: int = 0) -> int:
         """The first number, from this one on, of which no name is taken; MOST_NAMES: there is none."""
-        while number < MOST_NAMES and any(os.path.lexists(name_of(target, number)) for target in self._targets):
-            number += 1
-        return number
+        return _free(self._targets, number)
 
     def name(self, number: int) -> list[str] | None:
         """Give all of them their names, and take back others that were given; None: one is taken. Raises OSError."""
@@ -201,6 +200,12 @@ class PartFiles:
             with suppress(OSError):
                 os.unlink(path)
         self._targets, self._temporary, self._given = [], [], []
+
+
+def _free(targets: Sequence[str], number: int = 0) -> int:
+    while number < MOST_NAMES and any(os.path.lexists(name_of(target, number)) for target in targets):
+        number += 1
+    return number
 
 
 def temporary_of(target: str, tag: str) -> str:

@@ -502,7 +502,7 @@ def test_nothing_but_a_file_is_opened(job: Job) -> None:
     assert not job.copies.has_any
     job.path("last.pt").unlink()
     job.path("last.pt").symlink_to("other")
-    job.copies._last = {}
+    job.copies._wanted = None
     job.see(choice)
     job.settle()
     assert not job.copies.has_any, "through no link"

@@ -24,6 +24,11 @@ class FileStat(NamedTuple):
     device: int
     inode: int
 
+    @classmethod
+    def of(cls, found: os.stat_result) -> FileStat:
+        """The same of what stat(2) says."""
+        return cls(found.st_mtime_ns, found.st_size, found.st_dev, found.st_ino)
+
 
 def read_stat(path: str) -> FileStat | None:
     """Stat a file (through links); None where it is gone or cannot be reached."""
@@ -31,7 +36,7 @@ def read_stat(path: str) -> FileStat | None:
         found = os.stat(path)
     except (OSError, ValueError):
         return None
-    return FileStat(found.st_mtime_ns, found.st_size, found.st_dev, found.st_ino)
+    return FileStat.of(found)
 
 
 def open_regular(path: str) -> int:
@@ -119,7 +124,7 @@ def _add(place: Place, entry: os.DirEntry[str]) -> None:
             place.folders.append(entry.name)
         elif entry.is_file(follow_symlinks=False):
             found = entry.stat(follow_symlinks=False)
-            place.files[entry.name] = FileStat(found.st_mtime_ns, found.st_size, found.st_dev, found.st_ino)
+            place.files[entry.name] = FileStat.of(found)
     except OSError as error:
         place.troubles[entry.name] = explain(error)
 

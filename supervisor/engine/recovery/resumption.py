@@ -44,9 +44,8 @@ def on_chosen(state: State, event: ev.CheckpointChosen) -> None:
     state.resumes_itself, state.resume_way = event.resumes_itself, event.resume_way
     state.resumed_family, state.kept = event.family, event.kept
     state.siblings = list(event.siblings)
-    written, taken = event.snapshot, event.checkpoint
-    is_copy = written is not None and bool(written.original) and taken is not None and taken.path == written.path
-    state.copy = written.path if written is not None and is_copy else ""
+    copy = event.snapshot.path if event.snapshot is not None and event.snapshot.original else ""
+    state.copy = copy if event.checkpoint is not None and event.checkpoint.path == copy else ""
     state.is_guarded = not state.settings.is_torchrun_agent and state.is_restart and event.checkpoint is not None
 
 
