@@ -153,7 +153,8 @@ print(seen, torch.save, torch.serialization.save is torch.save)
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_signals_reach_it(signum: signal.Signals) -> None:
     def start() -> int:
-        code = "import time; print(flush=True); time.sleep(60)"
+        # Python sleeps on where SIGINT comes between its last look at signals and the sleep: so each is a short one.
+        code = "import time; print(flush=True); [time.sleep(0.05) for _ in range(1200)]"
         with subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         ) as process:
