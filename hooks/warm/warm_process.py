@@ -265,12 +265,14 @@ class Warm:
         import os
         import posix
 
-        try:
-            with open(os.path.join(sockets, "warm-refused"), "w", encoding="utf-8", errors="replace") as file:
-                file.write(why[:500])
-        except OSError:
-            pass
-        if not self._stash.can_begin_anew():
+        can_begin_anew = self._stash.can_begin_anew()
+        for name in ("warm-refused",) if can_begin_anew else ("warm-refused", "warm-ended"):
+            try:
+                with open(os.path.join(sockets, name), "w", encoding="utf-8", errors="replace") as file:
+                    file.write(why[:500])
+            except OSError:
+                pass
+        if not can_begin_anew:
             line = f"guardrun: process {os.getpid()}, of a warm rank, can't begin anew any more, and ends: {why}"
             try:
                 os.write(2, f"{line[:500]}\n".encode("utf-8", "replace"))

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -222,11 +222,15 @@ def watch_context(
     name: str = "",
     stderr_from: int = -1,
     relay: Relay | None = None,
+    forked: Collection[int] = (),
 ) -> LocalAttempt:
-    """Watch the ranks of a PContext that has been started; the first of them is first_rank in the job."""
+    """Watch the ranks of a PContext that has been started; the first of them is first_rank in the job.
+
+    forked: pids of those that were.
+    """
     pids: dict[int, int] = context.pids()
     ranks = [
-        Rank(global_rank=first_rank + local, local_rank=local, pid=pid, node=node)
+        Rank(global_rank=first_rank + local, local_rank=local, pid=pid, node=node, is_forked=pid in forked)
         for local, pid in sorted(pids.items())
     ]
     watched = [_Watched(rank, _exitcode_reader(context, rank.local_rank), _open(rank.pid)) for rank in ranks]

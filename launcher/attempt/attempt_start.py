@@ -331,6 +331,8 @@ class Starter:
             return relay.outlets() if relay is not None else Outlets({}, {})
 
         self.signals.replace_torch_handler()
+        if order.is_cold and self.warm is not None:
+            self.warm.give_up("an attempt of ranks that were forked has fallen, which may be why")
         spawn = self.warm if self.warm is not None and self.warm.begin() else None
         try:
             with environment(changes):
@@ -348,9 +350,16 @@ class Starter:
             self.signals.handle_again()
         if relay is not None and not plan.are_ranks_functions:  # these open theirs when torch calls them
             relay.begin()
-        node = self.run.file.node
         return watch_context(
-            number, context, store, node, first_rank, name=plan.name, stderr_from=stderr_from, relay=relay
+            number,
+            context,
+            store,
+            self.run.file.node,
+            first_rank,
+            name=plan.name,
+            stderr_from=stderr_from,
+            relay=relay,
+            forked=spawn.forked() if spawn is not None else (),
         )
 
     def _write_skips(self, order: Start) -> str:

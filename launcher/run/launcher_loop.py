@@ -291,9 +291,9 @@ class Loop:
 
     def _tell_exit(self, rank: Rank, exitcode: int) -> None:
         self._exitcodes[rank.global_rank] = exitcode
-        at_ns, number = time.monotonic_ns(), self.number
+        at_ns, number, refusal = time.monotonic_ns(), self.number, ""
         if self.warm is not None and self._stopping is None:
-            self.warm.note_exit(rank.pid, exitcode)
+            refusal = self.warm.note_exit(rank.pid, exitcode)
         self.log.write("rank_exited", attempt=number, rank=rank.global_rank, pid=rank.pid, exitcode=exitcode)
         self.supervision.send_fact(
             lambda seq: Exited(
@@ -303,6 +303,7 @@ class Loop:
                 pid=rank.pid,
                 exitcode=exitcode,
                 at_ns=at_ns,
+                refusal=refusal,
             )
         )
 

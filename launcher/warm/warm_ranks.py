@@ -34,8 +34,8 @@ SETTLED_S = 1.0
 CHECKED_S = 1.0
 """For so long it stands that installed modules are what they were."""
 LEFT_OUT_FILE = "imports-left-out.json"
-REFUSED_FILE = "warm-refused"
-"""A rank that has begun anew, cold, says why."""
+REFUSED_FILE, ENDED_FILE = "warm-refused", "warm-ended"
+"""A rank that has begun anew, cold, says why; one that could not do that any more, or a child of one, says it again."""
 
 
 def takes_warm_ranks(entrypoint: object, arguments: Sequence[str]) -> bool:
@@ -80,7 +80,7 @@ class WarmRanks:
         """
         if self.is_over:
             return
-        if (why := self._read_refusal()) or (why := self._short_of_memory(now_s)):
+        if (why := self._read(REFUSED_FILE)) or (why := self._short_of_memory(now_s)):
             self.give_up(why)
         elif self.process is None:
             if is_used and all(path.exists() for path in self._reports()):
@@ -120,7 +120,7 @@ class WarmRanks:
     def begin(self) -> bool:
         """Have an attempt's ranks ready, to be taken one after the other. False: they are to be started as ever."""
         self._began, self._begun_s, self._source = {}, time.monotonic(), None
-        if self._read_refusal():
+        if self._read(REFUSED_FILE):
             return False
         self.prepare()
         self.settle()
@@ -168,11 +168,20 @@ class WarmRanks:
             self.log.write("warm_ranks_started", pids=list(self._began))
         return set(refused)
 
-    def note_exit(self, pid: int, exitcode: int) -> None:
-        """A rank has ended by itself."""
+    def forked(self) -> set[int]:
+        """Of an attempt's processes those that were, once `find_refused` has said which are not."""
+        return {*self._began}
+
+    def note_exit(self, pid: int, exitcode: int) -> str:
+        """A rank has ended by itself. Returns why it, or a child of it, could not go on as one that was forked."""
         began_s = self._began.pop(pid, None)
-        if began_s is not None and exitcode and time.monotonic() - began_s < TRIAL_S:
-            self.give_up(self._read_refusal() or f"a rank that was forked ended with {exitcode} within {TRIAL_S:g} s")
+        if began_s is None or not exitcode:
+            return ""
+        if time.monotonic() - began_s < TRIAL_S:
+            self.give_up(
+                self._read(REFUSED_FILE) or f"a rank that was forked ended with {exitcode} within {TRIAL_S:g} s"
+            )
+        return self._read(ENDED_FILE)
 
     def give_up(self, why: str) -> None:
         """From now on all ranks are started as ever."""
@@ -226,9 +235,9 @@ class WarmRanks:
             path.with_suffix(".new").write_bytes(msgspec.json.encode(state))
             path.with_suffix(".new").replace(path)
 
-    def _read_refusal(self) -> str:
+    def _read(self, name: str) -> str:
         with suppress(OSError):
-            return (self.sockets / REFUSED_FILE).read_text("utf-8", "replace")[:500]
+            return (self.sockets / name).read_text("utf-8", "replace")[:500]
         return ""
 
     def _short_of_memory(self, now_s: float) -> str:

@@ -121,6 +121,7 @@ def on_rank_exited(state: State, event: ev.RankExited, now_s: float) -> list[Act
         return []
     at_s = min(event.at_s, now_s)  # another node's clock may be ahead; what it led to cannot come before it
     note_exit(attempt, rank, event.exitcode, at_s)
+    rank.refusal = event.refusal
     if state.phase is not Phase.RUNNING:
         return []
     if event.exitcode != 0 and is_end_of_notice(state, event.exitcode):

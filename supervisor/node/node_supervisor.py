@@ -339,6 +339,7 @@ class NodeSupervisor:
                     pid=message.pid,
                     exitcode=message.exitcode,
                     at_s=self.clock.at_ns(message.at_ns),
+                    refusal=message.refusal,
                 )
             )
         elif isinstance(message, control_messages.Stopped):

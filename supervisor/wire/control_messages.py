@@ -95,6 +95,8 @@ class Exited(_Wire, frozen=True, kw_only=True, tag="exited"):
     pid: int
     exitcode: int
     at_ns: int
+    refusal: str = ""
+    """As RankExited has it."""
 
 
 class Stopped(_Wire, frozen=True, kw_only=True, tag="stopped"):
@@ -177,7 +179,8 @@ class Start(_Wire, frozen=True, kw_only=True, tag="start"):
     is_guarded: bool = False
     """As StartAttempt has them, …"""
     skips: list[SkipOrder] = []
-    """… and this."""
+    is_cold: bool = False
+    """… and these."""
     place: Place | None = None
     """None: the job has this node alone."""
 
@@ -191,6 +194,7 @@ def start_of(action: StartAttempt, place: Place | None = None) -> Start:
         siblings=action.siblings,
         is_guarded=action.is_guarded,
         skips=action.skips,
+        is_cold=action.is_cold,
         place=place,
     )
 

@@ -62,6 +62,8 @@ class StartAttempt(_Action, frozen=True, kw_only=True, tag="start_attempt"):
     """In the order of group ranks; empty: this node alone."""
     skips: list[SkipOrder] = []
     """Of steps after the checkpoint's."""
+    is_cold: bool = False
+    """Every rank is executed: forked ones have failed in this run."""
 
 
 class CheckNodes(_Action, frozen=True, kw_only=True, tag="check_nodes"):

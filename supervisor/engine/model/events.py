@@ -136,13 +136,15 @@ class FleetPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Nodes beyond them, which wait."""
 
 
-class Rank(msgspec.Struct, frozen=True, kw_only=True):
+class Rank(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A rank's process, as the launcher started it."""
 
     global_rank: int
     local_rank: int
     pid: int
     node: str
+    is_forked: bool = False
+    """Of a warm process (docs/warm-ranks.md); False: it was executed."""
 
 
 class RunOpened(_Event, frozen=True, kw_only=True, tag="run_opened"):
@@ -504,6 +506,8 @@ class RankExited(_Event, frozen=True, kw_only=True, tag="rank_exited"):
     exitcode: int
     """As subprocess has it: negative = killed by that signal."""
     at_s: float
+    refusal: str = ""
+    """Why it, or a child of it, could not go on as a process that was forked; empty: that is not why it ended."""
 
 
 class ExitTrace(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

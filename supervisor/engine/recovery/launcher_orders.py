@@ -44,6 +44,7 @@ def start(state: State, now_s: float) -> Action:
         is_guarded=state.is_guarded,
         nodes=list(state.fleet.placed) if state.fleet is not None else [],
         skips=[one for one in state.skip_orders if state.checkpoint is None or state.checkpoint.step < one.step],
+        is_cold=state.is_warm_bad,
     )
 
 

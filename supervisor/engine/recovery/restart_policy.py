@@ -44,8 +44,10 @@ def _decide(state: State, incident: Incident, now_s: float) -> list[Action]:
         return [change(state, incident.id, action="none"), *wind_up(state, now_s)]
     has_died_of_detail = state.is_detailed and not attempt.has_progress and incident.cause != "collective_mismatch"
     is_asked, state.restart_by = bool(state.restart_by), ""
-    has_refused_copy = _has_refused_copy(state, incident)
-    is_free = is_asked or ((has_died_of_detail or has_refused_copy) and state.settings.act)
+    fork = {} if is_asked else _find_fork_fault(state, incident)
+    has_refused_copy = not fork and _has_refused_copy(state, incident)
+    is_excused = has_died_of_detail or bool(fork) or has_refused_copy
+    is_free = is_asked or (is_excused and state.settings.act and not state.isolated_by)
     reason, poison = ("", False) if is_free else _why_not(state, incident, _book_stop(state, incident))
     more = eviction.find_incident_changes(state, incident)
     attempt.incident_id = incident.id
@@ -62,8 +64,13 @@ def _decide(state: State, incident: Incident, now_s: float) -> list[Action]:
             actions.append(announce(f"giving up: {reason}", level="bad"))
         outcome = "gave_up" if state.settings.act else "failed"
         return actions + finish(state, outcome, state.exit_code or 1, reason, now_s)
+    said: list[Action] = []
     if has_died_of_detail:
         state.is_detail_bad = True  # not training's own failure: it costs no budget, and is not tried again
+    elif fork:
+        state.is_warm_bad = True  # likewise
+        more["evidence"] = {**more.get("evidence", incident.evidence), "warm": fork}
+        said.append(announce("its ranks were forked, which may be why: from now on all are executed", level="warn"))
     elif has_refused_copy:
         avoid(state, state.copy)  # as if there had been none
         avoid(state, state.kept)  # which is made of it
@@ -75,7 +82,7 @@ def _decide(state: State, incident: Incident, now_s: float) -> list[Action]:
     state.is_detailed = incident.cause == "collective_mismatch" and not state.is_detailed and not state.is_detail_bad
     state.ledger.switch(STARTING, now_s)
     told = change(state, incident.id, action="restart", **more)
-    return [told, *evict(state, incident, now_s), *choose(state, now_s)]
+    return [told, *said, *evict(state, incident, now_s), *choose(state, now_s)]
 
 
 def _has_refused_copy(state: State, incident: Incident) -> bool:
@@ -83,6 +90,28 @@ def _has_refused_copy(state: State, incident: Incident) -> bool:
     attempt, is_own_end = attempt_of(state), incident.kind == "crash" and incident.cause in REFUSALS
     is_no_further = attempt.resumed_from is not None and attempt.step <= attempt.resumed_from.step
     return bool(state.copy) and is_own_end and is_no_further
+
+
+def _find_fork_fault(state: State, incident: Incident) -> dict[str, Any]:
+    """What speaks for it that an attempt fell because ranks were forked from a warm process; empty: nothing does.
+
+    Either one has said that it could not go on as one, or who is to blame was forked, and has done no step.
+    """
+    attempt = attempt_of(state)
+    forked = [number for number, rank in attempt.ranks.items() if rank.rank.is_forked]
+    if not forked or state.is_warm_bad:
+        return {}
+    refusals = [rank.refusal for rank in attempt.ranks.values() if rank.refusal]
+    if refusals:
+        return {"forked": forked, "why": refusals[0]}
+    if incident.kind not in ("crash", "hang") or is_of_node(state, incident):
+        return {}
+    begun = attempt.resumed_from.step if attempt.resumed_from is not None else 0
+    named = {culprit.rank for culprit in incident.culprits} - {None} or {*attempt.ranks}
+    blamed = [attempt.ranks[number] for number in forked if number in named]
+    # Where steps are not seen, whatever advances counts.
+    is_fresh = any(rank.step <= begun if state.best_step else not rank.progress for rank in blamed)
+    return {"forked": forked, "why": "no step was done"} if is_fresh else {}
 
 
 def _book_stop(state: State, incident: Incident) -> bool:

@@ -108,6 +108,8 @@ class RankState(msgspec.Struct, kw_only=True):
     exitcode: int | None = None
     exited_s: float = 0.0
     error: ErrorRecord | None = None
+    refusal: str = ""
+    """As RankExited has it."""
     has_ended: bool = False
 
 
@@ -249,6 +251,8 @@ class State(msgspec.Struct, kw_only=True):
     """The next (or current) attempt follows on a mismatch of collectives, and has torch compare them."""
     is_detail_bad: bool = False
     """Such an attempt fell before it got anywhere, as torch does not always survive that, or would for nothing."""
+    is_warm_bad: bool = False
+    """An attempt whose ranks were forked may have fallen for that: from then on all are executed."""
     best_step: int = 0
     sound_step: int = 0
     """The furthest as well, without steps that were trained for nothing: who comes past it has got further."""

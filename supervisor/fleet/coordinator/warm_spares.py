@@ -36,7 +36,7 @@ class WarmSpares:
     def turn(self, state: State, is_connected: Callable[[str], bool], now_s: float) -> None:
         """Once a second."""
         fleet = state.fleet
-        if fleet is None or state.phase is not Phase.RUNNING:
+        if fleet is None or state.phase is not Phase.RUNNING or state.is_warm_bad:
             return
         ready = [one for one in fleet.members.values() if one.standing is Standing.READY]
         spares = [one.node for one in ready if not one.is_placed and one.node not in self._told]

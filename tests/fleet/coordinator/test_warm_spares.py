@@ -60,6 +60,9 @@ def test_each_spare_is_told_what_the_heads_ranks_import(tmp_path: Path) -> None:
     nodes.members["a"].standing = Standing.OUT
     assert nodes.turn() == []
     nodes.members["a"].standing = Standing.READY
+    nodes.state.is_warm_bad = True
+    assert nodes.turn() == [], "ranks are executed from now on"
+    nodes.state.is_warm_bad = False
     assert nodes.turn() == [("a", WarmUp)]
 
 

@@ -24,7 +24,7 @@ from guardrun.launcher.base.processes import DEAD, read_all_stats, read_children
 from guardrun.launcher.base.terminal_lines import Log
 from guardrun.launcher.warm import warm_process
 from guardrun.launcher.warm.warm_process import ForkedProcess
-from guardrun.launcher.warm.warm_ranks import REFUSED_FILE, WarmRanks
+from guardrun.launcher.warm.warm_ranks import ENDED_FILE, REFUSED_FILE, WarmRanks
 
 INJECT = Path(guardrun.__file__).parent / "hooks" / "inject"
 HEAVY = """
@@ -93,7 +93,8 @@ class Node:
         self.command = [str(python), "-u", str(self.script)]
         self.lines: list[tuple[str, dict[str, Any]]] = []
         self.ranks = WarmRanks(self.command, folder, 0, 2, cast("Log", self))
-        (folder / REFUSED_FILE).unlink(missing_ok=True)
+        for name in (REFUSED_FILE, ENDED_FILE):
+            (folder / name).unlink(missing_ok=True)
         for rank in (0, 1):
             (folder / board_name(0, rank)).unlink(missing_ok=True)
             create_board(str(folder / board_name(0, rank)))
@@ -194,6 +195,7 @@ def ranks_that_refuse(node: Node) -> dict[str, Any]:
     return {
         "refused": refused == {bad.pid},
         "code": code,
+        "exit_words": node.ranks.note_exit(good.pid, code),
         "is_itself": told["pid"] == good.pid,
         "why": node.reasons,
         "is_over": node.ranks.is_over,
@@ -243,7 +245,7 @@ def ranks_that_begin_anew(node: Node) -> dict[str, Any]:
         "passed": (node.folder / f"passed-{new.pid}").exists(),
     }
     node.turn()
-    return {**answer, "why": node.reasons}
+    return {**answer, "why": node.reasons, "exit_words": node.ranks.note_exit(plain.pid, 1)}
 
 
 def killed_at(node: Node, moment: str, signum: signal.Signals) -> dict[str, Any]:

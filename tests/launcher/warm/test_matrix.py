@@ -35,7 +35,8 @@ def test_who_refuses_is_no_rank_and_the_other_is_one(answers: Answers) -> None:
 
 
 def test_who_trains_ends_and_does_not_begin_anew(answers: Answers) -> None:
-    assert answers["ranks_that_refuse"]["code"] == 1
+    found = answers["ranks_that_refuse"]
+    assert found["code"] == 1 and found["exit_words"] == "heavy reads HEAVY_SETTING, which is not what it was"
 
 
 def test_who_does_not_answer_is_ended_before_anything_of_the_script_runs(answers: Answers) -> None:
@@ -57,8 +58,9 @@ def test_who_executes_itself_anew_begins_as_it_was_started(answers: Answers) -> 
 
 
 def test_a_child_of_a_rank_never_becomes_one(answers: Answers) -> None:
-    plain = answers["ranks_that_begin_anew"]["plain"]
-    assert plain["ended"] == 1 and plain["setting"] is None
+    found = answers["ranks_that_begin_anew"]
+    assert found["plain"]["ended"] == 1 and found["plain"]["setting"] is None
+    assert found["exit_words"] == "heavy reads HEAVY_SETTING, which is not what it was"
 
 
 def test_signals_are_those_of_the_launcher_at_the_start_of_the_attempt(answers: Answers) -> None:

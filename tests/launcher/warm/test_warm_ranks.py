@@ -18,7 +18,7 @@ from guardrun.hooks.warm.warm_process import Imports
 from guardrun.hooks.wire.board import import_names
 from guardrun.launcher.base.terminal_lines import Log
 from guardrun.launcher.warm.warm_process import ForkedProcess, WarmError, WarmProcess
-from guardrun.launcher.warm.warm_ranks import LEFT_OUT_FILE, TRIES, WarmRanks, takes_warm_ranks
+from guardrun.launcher.warm.warm_ranks import ENDED_FILE, LEFT_OUT_FILE, TRIES, WarmRanks, takes_warm_ranks
 from guardrun.supervisor.wire.warm_state import WARM_FILE, WarmState, read_warm_state
 from tests.support.waiting import wait_until
 
@@ -143,6 +143,16 @@ def test_a_rank_that_falls_soon_after_its_fork_is_the_last(tmp_path: Path) -> No
     assert not ranks.is_over
     ranks.note_exit(8, -11)
     assert ranks.is_over and "ended with -11" in lines.reasons()[0]
+
+
+def test_why_a_rank_could_not_go_on_is_told_with_its_end(tmp_path: Path) -> None:
+    ranks, lines = make(tmp_path)
+    ranks._began = {7: 1e12, 8: 1e12, 9: -1e12}
+    assert ranks.forked() == {7, 8, 9}
+    assert ranks.note_exit(7, 1) == "" and "ended with 1" in lines.reasons()[0], "it says nothing"
+    (tmp_path / ENDED_FILE).write_text("heavy reads HEAVY_SETTING")
+    assert ranks.note_exit(8, 0) == "" and ranks.note_exit(6, 1) == "", "it ended well; it was executed"
+    assert ranks.note_exit(9, 1) == "heavy reads HEAVY_SETTING", "after hours, too"
 
 
 def test_only_plain_pythons_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:

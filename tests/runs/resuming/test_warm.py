@@ -106,3 +106,22 @@ def test_two_hundred_properties_are_a_cold_rank_s(restarted: Restarted, rank: in
 def test_no_two_ranks_draw_the_same_numbers(restarted: Restarted) -> None:
     drawn = [answers["drawn"] for answers in restarted.answers.values()]
     assert {name: len({one[name] for one in drawn}) for name in drawn[0]} == dict.fromkeys(drawn[0], 4)
+
+
+def test_ranks_that_stand_no_fork_are_executed_once_more_at_no_cost(edge: EdgeRuns) -> None:
+    """More than 20 s: torch is imported by two attempts' ranks, and by the warm process beside the first."""
+    config = CONFIG + "[restart]\nmax_restarts = 1\n"
+    run = edge.start("stands_no_fork.py", config=config, env={"PYTHON_EXEC": other_name()})
+    wait_until(lambda: "warm_ready" in log_of(run) or "warm_given_up" in log_of(run), 90, "a warm process")
+    (edge.folder / "go").touch()
+    finished = finish(run)
+    assert finished.returncode == 0 and finished.run_dir and finished.summary, finished
+    log = read_log(finished.run_dir)
+    attempts = [line["pids"] for line in log if line["event"] == "attempt_started"]
+    assert len(attempts) == 3
+    assert [line["pids"] for line in log if line["event"] == "warm_ranks_started"] == [attempts[1]]
+    _, fallen = finished.incidents
+    assert (fallen["cause"], fallen["action"]) == ("segfault", "restart")
+    assert fallen["evidence"]["warm"] == {"forked": [0, 1], "why": "no step was done"}
+    assert finished.summary["restarts"] == 1, "the kill alone"
+    assert "its ranks were forked, which may be why: from now on all are executed" in finished.stderr
