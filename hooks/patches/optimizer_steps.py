@@ -10,7 +10,10 @@ are quiet, if they are of the same optimizer and take no longer than steps do.
 
 from __future__ import annotations
 
+import functools
+import sys
 import weakref
+from contextlib import contextmanager
 from time import monotonic_ns
 from typing import Any
 
@@ -24,7 +27,7 @@ from guardrun.hooks.wire.board import PHASES, Field, Milestone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 MAX_QUIET = 64
 _PULSES, _PROGRESS_NS = int(Field.PULSES), int(Field.PROGRESS_NS)
@@ -184,3 +187,42 @@ def install(module: Any, rank: Rank) -> None:
     install_guard(module, rank)
     gradient_groups.install(module, rank)
     device_memory.install(module, rank)
+
+
+def install_initial_state(module: Any, rank: Rank) -> None:
+    """Pass over the step by which torch.distributed.checkpoint.state_dict gives an optimizer a state to load into.
+
+    It has no gradients, and a rate of 0: nothing was trained. A script that resumes does it before its first step, and
+    would be a step ahead of itself from then on.
+    """
+    original = getattr(module, "_init_optim_state", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def _init_optim_state(*args: Any, **kwargs: Any) -> Any:
+        with _unheard(rank):
+            return original(*args, **kwargs)
+
+    module._init_optim_state = _init_optim_state
+
+
+@contextmanager
+def _unheard(rank: Rank) -> Iterator[None]:
+    """No hook of guardrun's hears of steps; others do."""
+    optimizer, guard = sys.modules["torch.optim.optimizer"], rank.guard
+    tables = [optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks]
+    before = [dict(table) for table in tables]
+    for table in tables:
+        for key, hook in list(table.items()):
+            if str(getattr(hook, "__module__", "")).startswith("guardrun."):
+                del table[key]
+    rank.guard = None
+    try:
+        yield
+    finally:
+        rank.guard = guard
+        for table, known in zip(tables, before, strict=True):
+            added = dict(table)
+            table.clear()
+            table.update(known | added)  # in the order in which they were

@@ -33,6 +33,7 @@ HOOKS = {
     "torch.utils.data.dataloader": "guardrun.hooks.patches.dataloaders",
     "torch.utils.data.distributed": "guardrun.hooks.data.data_replay:install_sampler",
     "torch.serialization": "guardrun.hooks.saves.torch_files",
+    "torch.distributed.checkpoint.state_dict": "guardrun.hooks.patches.optimizer_steps:install_initial_state",
     "torch.distributed.checkpoint.state_dict_saver": "guardrun.hooks.saves.dcp:install_save",
     "torch.distributed.checkpoint.state_dict_loader": "guardrun.hooks.saves.dcp:install_load",
     "torch.distributed.distributed_c10d": "guardrun.hooks.patches.collectives",

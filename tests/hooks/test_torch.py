@@ -36,7 +36,14 @@ def test_steps_are_those_of_the_optimizer_that_has_done_most(trained: tuple[Bed,
 
 
 def test_compiled_models_and_optimizers_count(trained: tuple[Bed, dict[str, list[int]]]) -> None:
-    assert trained[1]["compiled"] == [8, 34]
+    assert trained[1]["compiled"] == [9, 35]
+
+
+def test_a_step_that_only_makes_an_optimizer_s_state_is_none(trained: tuple[Bed, dict[str, list[int]]]) -> None:
+    """A script that loads by torch.distributed.checkpoint.state_dict has one before its first."""
+    _, seen = trained
+    assert seen["given a state to load into"] == seen["another"]
+    assert seen["and on"] == [6, 32], "it is heard of again"
 
 
 def test_batches_are_counted_once(trained: tuple[Bed, dict[str, list[int]]]) -> None:

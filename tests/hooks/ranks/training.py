@@ -6,6 +6,8 @@ import json
 import threading
 
 import torch
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader, Dataset
 
 from guardrun.hooks.rank import rank
@@ -55,6 +57,17 @@ main = torch.optim.AdamW(model.parameters())
 for _ in range(5):
     train_step(main)
 note("another", Field.STEP, Field.PULSES)
+
+heard: list[str] = []
+register_optimizer_step_pre_hook(lambda *_: heard.append("before"))
+register_optimizer_step_post_hook(lambda *_: heard.append("after"))
+model.zero_grad()
+get_state_dict(model, torch.optim.AdamW(model.parameters()))  # has it step without gradients
+assert heard == ["before", "after"]
+note("given a state to load into", Field.STEP, Field.PULSES)
+train_step(main)
+note("and on", Field.STEP, Field.PULSES)
+assert heard == ["before", "after"] * 2
 
 compiled = torch.compile(model, backend="eager")
 for _ in range(2):
