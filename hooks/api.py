@@ -7,17 +7,16 @@ child, which is no rank, is left alone.
 from __future__ import annotations
 
 import os
+from _thread import get_ident
 from time import monotonic_ns
 
 from guardrun.hooks.rank import rank as _rank
+from guardrun.hooks.wire.variables import RESUME_FROM, RESUME_STEP
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import TracebackType
-
-RESUME_FROM = "GUARDRUN_RESUME_FROM"
-RESUME_STEP = "GUARDRUN_RESUME_STEP"
 
 
 def step(n: int | None = None) -> None:
@@ -97,6 +96,26 @@ def save_with(function: Callable[[], object] | None, *, between_steps: bool = Fa
         from guardrun.hooks.rank.save_gate import register
 
         register(rank, function, between_steps=between_steps)
+
+
+def dcp_save(state_dict: Mapping[str, object], path: str | os.PathLike[str]) -> str:
+    """Save by torch.distributed.checkpoint, and return the folder: in a function given to save_with(), too.
+
+    There it is written without a collective, which torch's own save would need: by the one rank that saves, or, where
+    parameters are sharded, by one for each part. state_dict: as `torch.distributed.checkpoint.save` takes it, with all
+    that this rank holds. path: a folder that is not there yet, the same on all ranks that save. Anywhere else this is
+    that function. Raises what it raises, and OSError.
+    """
+    rank, name = _rank.active, os.fspath(path)
+    if rank is None or rank.in_time is None or rank.saving_ident != get_ident():
+        from torch.distributed import checkpoint
+
+        checkpoint.save(state_dict, checkpoint_id=name)
+    else:
+        from guardrun.hooks.saves.dcp_parts import write
+
+        write(state_dict, name, rank.in_time)
+    return name
 
 
 def snapshot(state: object, path: object = None) -> None:

@@ -39,6 +39,8 @@ class InTimeSave:
 
     LAST_STEP: training goes on, and whichever step is finished will do.
 
+    `token`: the same for all who save parts of it, and no other request's.
+
     And where what is trained is sharded, `part`: which one it is to save, of how many. `halt`: training goes on until
     this step, which it has not finished yet, and waits there.
     """
@@ -60,6 +62,8 @@ class InTimeSave:
         self._is_given_up = False
         part = arguments.get("part")
         gate.asked_part = (int(part[0]), int(part[1])) if isinstance(part, list) and len(part) == 2 else None
+        token = arguments.get("token")
+        gate.asked_token = token if isinstance(token, str) and token.isalnum() else ""
         gate.until_ns, gate.is_answered, gate.is_asked = until_ns, False, True
         # Blocked before it is there, and inherited: signals are for the thread that trains.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())

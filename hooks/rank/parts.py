@@ -279,6 +279,15 @@ class ForkObserver(Protocol):
 class SaveGate(Protocol):
     """Knows whether the state is that after a finished step, and keeps it so while it is saved."""
 
+    until_ns: int
+    """CLOCK_MONOTONIC: nobody waits for the save any more that was asked for last."""
+    is_answered: bool
+    """Nor now, whatever came of it."""
+    asked_part: tuple[int, int] | None
+    """Which part (from 0), of how many; None: all."""
+    asked_token: str
+    """Known to all who save a part of it, and to nobody before."""
+
     def open(self, optimizers: Any) -> None:
         """Torch's optimizers can be heard of. optimizers: torch.optim.optimizer."""
 

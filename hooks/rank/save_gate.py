@@ -155,6 +155,8 @@ class SaveGate:
         """And answered, whatever came of it."""
         self.asked_part: tuple[int, int] | None = None
         """Which part of how many is to be saved; None: all."""
+        self.asked_token = ""
+        """Of what is asked for, the same for all parts."""
         self._is_frozen = False
         """The thread that trains stays in its collective until it is ended: what its step needs may be gone."""
         self._depth = 0

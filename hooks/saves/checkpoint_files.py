@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from time import monotonic_ns
 from typing import Any
 
-from guardrun.hooks.api import RESUME_FROM
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.saves.overwrite_guard import hold
 from guardrun.hooks.wire.board import PHASES, Field
+from guardrun.hooks.wire.variables import RESUME_FROM
 
 Function = Callable[..., Any]
 PathOf = Callable[[tuple[Any, ...], dict[str, Any]], str | None]

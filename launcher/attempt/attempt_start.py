@@ -20,6 +20,7 @@ import torch
 import guardrun
 from guardrun.hooks.wire.board import board_name, create_board
 from guardrun.hooks.wire.ledger_page import consumed_name
+from guardrun.hooks.wire.variables import RESUME_FROM, RESUME_STEP
 from guardrun.launcher.attempt.attempt import LocalAttempt, watch_context
 from guardrun.launcher.attempt.stderr_capture import Outlets, Relay, find_way
 from guardrun.launcher.attempt.torch_elastic import Elastic
@@ -95,9 +96,6 @@ def _try_out() -> None:
 # What makes a script resume: arguments, and variables of the environment that ranks are started in.
 #
 # Without torch, which takes seconds to import.
-
-
-RESUME_FROM, RESUME_STEP = "GUARDRUN_RESUME_FROM", "GUARDRUN_RESUME_STEP"
 
 
 def resume_arguments(templates: list[str], checkpoint: Checkpoint | None) -> list[str]:

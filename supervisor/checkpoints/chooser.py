@@ -295,9 +295,12 @@ class Chooser:
     def saw_parts_in_time(self, parts: Sequence[PartSaved], step: int, attempt: int) -> SeenInTime | str:
         """The same of what is sharded: the files that as many ranks have saved as there are parts, one each.
 
-        Each that says a step must say the right one.
+        Each that says a step must say the right one. Or they have saved one folder of torch.distributed.checkpoint,
+        which says itself what belongs to it.
         """
         paths = {part.global_rank: resolve(part.path) for part in parts}
+        if len({*paths.values()}) == 1 and os.path.isfile(os.path.join(parts[0].path, METADATA)):
+            return self.saw_in_time(parts[0].path, step, parts[0].wall_s, parts[0].inode, attempt)
         if why := why_no_set(paths, self._memory.world_size):
             return why
         stats = {path: read_stat(path) for path in paths.values()}

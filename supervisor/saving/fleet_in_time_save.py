@@ -116,7 +116,7 @@ class NodePart:
 
         def ask() -> None:
             if (left_s := self._left_s(order)) > 0:
-                self._saves.ask(number, Wanted(order.step, order.part, order.is_halting), left_s, done)
+                self._saves.ask(number, Wanted(order.step, order.part, order.is_halting, order.token), left_s, done)
             else:
                 done({"why": "it was asked too late"}, "")
 
@@ -312,6 +312,7 @@ class ManyNodes:
             by_s=action.until_s,
             part=wanted.part,
             is_halting=wanted.is_halting,
+            token=wanted.token,
             pages={other: page for other, page in self._pages.items() if self._homes[other] != home},
         )
         self._order(home, order)

@@ -15,6 +15,7 @@ of its own (fleet_in_time_save.py).
 from __future__ import annotations
 
 import math
+import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -88,6 +89,8 @@ class Wanted(NamedTuple):
     """Which part (from 0), of how many; None: all."""
     is_halting: bool = False
     """It trains on until it has finished that step, and waits there."""
+    token: str = ""
+    """By which those find each other that save parts of one checkpoint."""
 
 
 def halt_step(before: int, now: int, took_s: float) -> int:
@@ -167,7 +170,13 @@ class NodeSaves:
             is_told.append(True)
             done(answers.get(number), missing.get(number, "no answer"))
 
-        arguments = {"step": wanted.step, "until_ns": until_ns, "part": wanted.part, "halt": wanted.is_halting}
+        arguments: dict[str, Any] = {
+            "step": wanted.step,
+            "until_ns": until_ns,
+            "part": wanted.part,
+            "halt": wanted.is_halting,
+        }
+        arguments["token"] = wanted.token
         self._node.examinations.ask_here(number, SAVE, arguments, left_s, answered)
         if not is_told:
             self._watch(self._node.sampler.boards[number], until_ns, is_told)
@@ -320,8 +329,8 @@ class InTimeSaves:
         if is_halting and not halt:
             self._look_again(action, steps)
             return
-        wanted = Wanted(LAST_STEP if action.is_running else steps.low)
-        one = _Round(action, Wanted(halt, is_halting=True) if is_halting else wanted, len(orders))
+        step = halt or (LAST_STEP if action.is_running else steps.low)
+        one = _Round(action, Wanted(step, is_halting=is_halting, token=secrets.token_hex(8)), len(orders))
         for part, ranks in enumerate(orders):
             self._ask(one, part, ranks, "")
 

@@ -50,6 +50,19 @@ def run(tmp_path: Path, write: Write) -> Run:
     return Run(tmp_path, write)
 
 
+def test_parts_may_be_one_folder_that_says_what_belongs_to_it(run: Run) -> None:
+    whole = {0: run.write("step_40", "@dcp"), 1: run.folder / "step_40"}
+    found = run.saw_parts(whole)
+    assert isinstance(found, Checkpoint) and (found.path, found.step) == (str(run.folder / "step_40"), 40)
+    assert run.chooser.choose().checkpoint == found
+    assert run.saw_parts(whole, step=41) == "it says step 40, and 41 are finished"
+    part = next(one for one in whole[0].iterdir() if one.suffix == ".distcp")
+    part.write_bytes(part.read_bytes()[:-1])
+    assert isinstance(run.saw_parts(whole), str)
+    (whole[0] / ".metadata").unlink()
+    assert "their names are to differ" in str(run.saw_parts(whole)), "a folder of which nobody knows what belongs to it"
+
+
 def test_one_that_is_whole_is_the_newest(run: Run) -> None:
     found = run.saw(run.write("jit_40.pt"), 40)
     assert isinstance(found, Checkpoint)

@@ -283,6 +283,7 @@ def test_each_part_is_saved_by_whoever_holds_it_on_whichever_node(head: Head) ->
     [(node, order)] = head.take(msg.SaveHere)
     assert (node, order.global_rank, order.part, order.step) == ("n1", 4, (0, 2), STEP), "its backward pass has begun"
     assert head.asked == [3] and head.arguments[0]["part"] == (1, 2)
+    assert head.arguments[0]["token"] == order.token != "", "by which their parts find each other"
     assert [(node, order.global_rank) for node, order in head.take(msg.SeekFile)] == [("n1", 3), ("n2", 3), ("n3", 3)]
     head.saved()
     assert [(node, order.global_rank) for node, order in head.take(msg.SeekFile)] == [("n2", 4), ("n3", 4)]

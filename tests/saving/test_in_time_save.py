@@ -330,6 +330,10 @@ def test_each_part_is_asked_for_and_all_are_one_checkpoint(node: Node) -> None:
     assert told.checkpoint == FOUND.checkpoint
     assert node.asked == [2, 0, 3], "another holder of part 0, and of that alone"
     assert [one["part"] for one in node.arguments] == [(0, 2), (0, 2), (1, 2)]
+    [token] = {one["token"] for one in node.arguments}
+    node.events.clear()
+    node.save()
+    assert len(token) == 16 and {one["token"] for one in node.arguments[3:]}.isdisjoint({token}), "no other request's"
     assert [(part.path, part.global_rank) for part in node.parts] == [("/out/a.pt", 0), ("/out/b.pt", 3)]
     assert node.looks == []
 

@@ -318,6 +318,8 @@ class SaveHere(_Message, frozen=True, kw_only=True, tag="save_here"):
     """Which part (from 0), of how many; None: all that is trained."""
     is_halting: bool = False
     """Training goes on until this step, which no rank has finished yet, and waits there."""
+    token: str = ""
+    """By which those find each other that save parts of one checkpoint."""
     pages: dict[int, bytes] = {}
     """Other nodes', as StepsReported has them."""
 

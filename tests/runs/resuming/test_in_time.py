@@ -68,6 +68,18 @@ def test_no_step_is_done_twice_and_every_loss_is_the_same(
     )
 
 
+@pytest.mark.parametrize("how", ["well", "there"])
+def test_by_torch_s_own_format_without_a_collective(how: str, edge: EdgeRuns, undisturbed: Trained) -> None:
+    trained = train(edge, f"--fault=kill@{AT}:0", "--dcp", f"--how={how}", f"--first-save={FIRST_SAVE}")
+    incident = only(trained.finished)
+    saved = AT - 1 if how == "well" else FIRST_SAVE
+    assert incident["resumed_from"]["step"] == saved and trained.losses == undisturbed.losses
+    assert trained.taken["1"] == [*range(saved + 1, STEPS + 1)] * 2
+    if how == "there":
+        assert incident["evidence"]["jit"]["why"] == f"rank 1: jit_{AT - 1} is there already"
+        assert list((edge.folder / "out" / f"jit_{AT - 1}").iterdir()) == [], "nobody's"
+
+
 def test_who_waits_between_two_steps_saves_if_the_script_says_where_one_ends(
     edge: EdgeRuns, undisturbed: Trained
 ) -> None:

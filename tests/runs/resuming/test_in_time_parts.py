@@ -72,6 +72,23 @@ def test_no_step_is_done_twice_where_all_parts_were_saved_and_every_loss_is_the_
     assert not [name for name in trained.asked if name.startswith("asked-3")]
 
 
+def test_parts_are_one_checkpoint_of_torch_s_own_format(edge: EdgeRuns) -> None:
+    """Loaded by torch's own function, and none of it by a collective; then again, after a resume from it."""
+    faults = (f"--fault=kill@{KILLED}:0", f"--fault=kill@{BLOCKED}:3")
+    arguments = (*faults, "--shards=2", "--dcp", "--again", f"--steps={STEPS}", f"--first-save={FIRST_SAVE}")
+    trained = Trained(edge.folder, edge.run("in_time.py", *arguments, config=CONFIG, ranks=len(RANKS)))
+    assert [known(jit) for jit in trained.jit] == [
+        (2, [2, 3], KILLED - 1, f"jit_{KILLED - 1}"),
+        (0, [0, 1], BLOCKED - 1, f"jit_{BLOCKED - 1}"),
+    ]
+    assert trained.resumed == [f"jit_{KILLED - 1}", f"jit_{BLOCKED - 1}"]
+    for rank in RANKS:
+        lines, undisturbed = trained.lines("losses", rank), trained.lines("undisturbed", rank)
+        assert [line[1:] for line in lines] == [line[1:] for line in undisturbed], "bit for bit, no step twice"
+    names = [f"ckpt_{FIRST_SAVE}", f"jit_{BLOCKED - 1}", f"jit_{KILLED - 1}"]
+    assert sorted(path.name for path in (edge.folder / "out").iterdir()) == names
+
+
 def test_without_replicas_a_part_is_lost_with_its_rank(edge: EdgeRuns) -> None:
     arguments = ("--shards=2", f"--fault=kill@{KILLED}:1", f"--steps={KILLED}", f"--first-save={FIRST_SAVE}")
     trained = Trained(edge.folder, edge.run("in_time.py", *arguments, config=CONFIG))

@@ -8,10 +8,13 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from faults import let_go
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.nn.parallel import DistributedDataParallel
 
 from guardrun import hooks
@@ -24,6 +27,7 @@ parser.add_argument("--steps", type=int, default=16)
 parser.add_argument("--resume", default="")
 parser.add_argument("--said", action="store_true", help="its own step() ends each of its steps")
 parser.add_argument("--shards", type=int, default=0, help="FSDP2, with as many replicas as there are ranks for")
+parser.add_argument("--dcp", action="store_true", help="by torch.distributed.checkpoint")
 parser.add_argument("--again", action="store_true", help="in the end once more from the beginning, undisturbed")
 parser.add_argument("--enough", default="", help="a file: once it is there, this step was the last one")
 parser.add_argument("--marks", default="", help="what tests of several nodes give all scripts")
@@ -57,7 +61,26 @@ class State:
         os.replace(out / f"{name}.tmp", out / f"{name}.pt")
         return str(out / f"{name}.pt")
 
+    def save_dcp(self, name: str) -> str:
+        """In one folder, with what torch's own resharding needs."""
+        return hooks.dcp_save(self.state_dict(), OUT / name)
+
+    def state_dict(self) -> dict[str, Any]:
+        model, optimizer, scheduler = self.parts()
+        tensors, moments = get_state_dict(model, optimizer)
+        return {"model": tensors, "optimizer": moments, "scheduler": scheduler, "step": self.steps}
+
+    def load_dcp(self, path: str) -> None:
+        model, optimizer, _ = self.parts()
+        content = self.state_dict()
+        dcp.load(content, checkpoint_id=path)
+        set_state_dict(model, optimizer, model_state_dict=content["model"], optim_state_dict=content["optimizer"])
+        self.steps = content["step"]
+
     def load(self, path: str) -> None:
+        if arguments.dcp:
+            self.load_dcp(path)
+            return
         if arguments.shards:
             part = RANK % arguments.shards
             path = path.replace("shard0", f"shard{part}").replace("rank0", f"rank{part}")
@@ -98,6 +121,10 @@ def save_in_time() -> str | None:
         torn = Path(state.save(path))
         torn.write_bytes(torn.read_bytes()[:-100])
         return str(torn)
+    if arguments.dcp:
+        if how == "there":
+            (OUT / path).mkdir()
+        return state.save_dcp(path)
     if how == "ahead":
         return state.save(path, state.steps + 1)
     if how == "missing":
@@ -173,7 +200,9 @@ def train(attempt: str, name: str, at: str = "") -> None:
                 suffer()
             dist.barrier()
         if at and step == arguments.first_save:
-            if max(1, arguments.shards) > RANK:
+            if arguments.dcp:
+                state.save_dcp(f"ckpt_{step}")
+            elif max(1, arguments.shards) > RANK:
                 state.save(f"ckpt_{step}")
             dist.barrier()
 
