@@ -167,7 +167,8 @@ gpu-check:
 
 soak: $(VENV)/.stamp-dev
 	@$(BIN)/python -m pytest --hypothesis-profile=soak --timeout=3600 tests/engine tests/sim tests/checkpoints/test_fuzz.py \
-		tests/runs/resuming/test_killed_runs.py tests/runs/resuming/test_killed_saves.py tests/faults $(PYTEST_ARGS)
+		tests/runs/resuming/test_killed_runs.py tests/runs/resuming/test_killed_saves.py \
+		tests/runs/resuming/test_saved_copies.py tests/faults $(PYTEST_ARGS)
 
 sim: $(VENV)/.stamp-dev
 	@$(BIN)/python benchmarks/sim/run.py $(SIM_ARGS)

@@ -1,6 +1,14 @@
-"""A script saves over its only checkpoint, and is killed while it does."""
+"""A script saves over its only checkpoint, and is killed while it does.
+
+`make soak` kills 200 attempts, ten runs of twenty; `make test` three of one.
+"""
 
 from __future__ import annotations
+
+import random
+import re
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 
@@ -70,3 +78,30 @@ def test_a_run_that_is_given_up_leaves_the_copy_on_the_disk(edge: EdgeRuns) -> N
     assert finished.returncode == 128 + 9, finished
     assert sorted(one.name for one in (edge.folder / "out").iterdir()) == ["last.guardrun.pt", "last.pt"]
     assert sum(line.startswith("wrote the copy of ") for line in own_lines(finished)) == 1
+
+
+def play(runs: EdgeRuns, kills: int) -> None:
+    """One run, in so many attempts of which rank 0 is killed, at the same moments for the same seed."""
+    seed, every = random.randrange(1 << 30), 2
+    arguments = (f"--kills={seed}:{kills}", "--copies", f"--save-every={every}", f"--steps={3 * every * (kills + 1)}")
+    config = f"{RESUME}mirror = true\n[restart]\nmax_restarts = {kills}\nmax_no_progress = 0\n"
+    finished = runs.run("in_place.py", *arguments, config=config, timeout_s=600.0)
+    assert finished.returncode == 0, (seed, finished)
+    whole = 0
+    for attempt in range(kills + 1):
+        steps = (runs.folder / f"steps-{attempt}-0").read_text().splitlines()
+        assert int(steps[0].split()[0]) == whole + 1, (seed, attempt, finished)
+        saved = runs.folder / f"saved-{attempt}"
+        whole = int(saved.read_text().split()[-1]) if saved.exists() else whole
+    names = [path.name for path in (runs.folder / "out").iterdir()]
+    assert all(re.fullmatch(r"last(\.guardrun(-\d+)?)?\.pt", name) for name in names), (seed, names)
+
+
+def test_killed_at_any_moment_of_a_save_it_goes_on_from_the_last_whole_one(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    is_soak = request.config.getoption("--hypothesis-profile") == "soak"
+    for number in range(10 if is_soak else 1):
+        (folder := tmp_path / str(number)).mkdir()
+        with closing(EdgeRuns(folder)) as runs:
+            play(runs, kills=20 if is_soak else 3)
