@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+from _thread import get_ident
 from contextlib import contextmanager
 from time import monotonic_ns
 from typing import Any
@@ -193,16 +194,21 @@ def install_initial_state(module: Any, rank: Rank) -> None:
     """Pass over the step by which torch.distributed.checkpoint.state_dict gives an optimizer a state to load into.
 
     It has no gradients, and a rate of 0: nothing was trained. A script that resumes does it before its first step, and
-    would be a step ahead of itself from then on.
+    would be a step ahead of itself from then on. Where a function of save_with() asks for an optimizer's state it isn't
+    done at all: that would let go of gradients which the thread that trains may be computing.
     """
     original = getattr(module, "_init_optim_state", None)
     if original is None:
         return
 
     @functools.wraps(original)
-    def _init_optim_state(*args: Any, **kwargs: Any) -> Any:
+    def _init_optim_state(optim: Any, *args: Any, **kwargs: Any) -> Any:
+        if rank.saving_ident == get_ident():
+            return None
+        if optim.state:  # then nothing is done, and optimizer.step() is not to be unheard of meanwhile
+            return original(optim, *args, **kwargs)
         with _unheard(rank):
-            return original(*args, **kwargs)
+            return original(optim, *args, **kwargs)
 
     module._init_optim_state = _init_optim_state
 

@@ -65,6 +65,11 @@ model.zero_grad()
 get_state_dict(model, torch.optim.AdamW(model.parameters()))  # has it step without gradients
 assert heard == ["before", "after"]
 note("given a state to load into", Field.STEP, Field.PULSES)
+assert rank.active is not None
+rank.active.saving_ident = threading.get_ident()  # as in a function of save_with()
+get_state_dict(model, torch.optim.SGD(model.parameters(), lr=0.1))
+rank.active.saving_ident = 0
+assert heard == ["before", "after"], "it has not stepped"
 train_step(main)
 note("and on", Field.STEP, Field.PULSES)
 assert heard == ["before", "after"] * 2
