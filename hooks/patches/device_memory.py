@@ -4,7 +4,7 @@ After an optimizer's step, some four times a minute, by the thread that trains: 
 stays from step to step is what counts. The allocator's own numbers are copied under its lock, without a look at blocks
 or at the device (c10/cuda/CUDACachingAllocator.cpp, getDeviceStats). What the device has left is one call of the driver
 (cudaMemGetInfo), which waits for no kernel and takes some 10 µs, on some machines 8 ms: whatever it takes, readings
-cost no more than SHARE of the time.
+cost no more than SHARE of the time, once it is known.
 
 Nothing here initialises a device or makes a context: the device is asked only where the rank's allocator holds some
 of its memory. Nothing is asked during a capture. The script's own peaks are read, and never reset.
@@ -36,7 +36,8 @@ FIRST_STEPS = 3
 SHARE = 5e-4
 """Of the time, that readings cost at most."""
 COSTS = 3
-"""Readings of which the cheapest counts: any single one may have had to wait for a core."""
+"""Readings of which the cheapest counts, once there are as many: any single one may have had to wait for a core, and
+the first one finds the device, and makes the page."""
 MAX_FAILURES = 3
 ACCELERATORS = ("cuda", "xpu")
 """Asked whether they are initialised, where parameters don't tell: which asks no driver."""
@@ -77,7 +78,8 @@ class DeviceMemory:
             self.due_ns = now_ns + self._every_ns
             self._read(sys.modules["torch"], optimizer)
             self._costs_ns = [*self._costs_ns[1 - COSTS :], monotonic_ns() - now_ns]
-            self.due_ns = now_ns + max(self._every_ns, int(min(self._costs_ns) / SHARE))
+            if len(self._costs_ns) == COSTS:
+                self.due_ns = now_ns + max(self._every_ns, int(min(self._costs_ns) / SHARE))
         except Exception as error:
             self._failures += 1
             if self._failures >= MAX_FAILURES:
