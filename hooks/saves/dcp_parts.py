@@ -131,11 +131,12 @@ def _rename(folder: str, path: str) -> None:
     """Readable by whom this user's files are."""
     os.chmod(folder, 0o777 & ~_umask())
     os.rename(folder, path)
-    descriptor = os.open(os.path.dirname(path), os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with suppress(OSError):  # a file system that can't: it is in place all the same
+        descriptor = os.open(os.path.dirname(path), os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def _umask() -> int:
