@@ -66,7 +66,7 @@ def write(state_dict: Mapping[str, object], path: str, gate: SaveGate) -> None:
         is_done = True
     finally:
         if not is_done:
-            _remove(folder, number)
+            _remove(folder, number, is_over)
 
 
 def _write_own(state_dict: Mapping[str, object], folder: str, number: int) -> tuple[Any, Any, Any, Any]:
@@ -156,8 +156,8 @@ def _wait_for(path: str, is_over: Callable[[], bool]) -> None:
         time.sleep(POLL_S)
 
 
-def _remove(folder: str, number: int) -> None:
-    """What this rank has written; all of it, where it is the one that joins."""
+def _remove(folder: str, number: int, is_over: Callable[[], bool]) -> None:
+    """What this rank has written; all of it, where it is the one that joins, which the folder itself is left to."""
     if number == 0:
         shutil.rmtree(folder, ignore_errors=True)
         return
@@ -166,4 +166,5 @@ def _remove(folder: str, number: int) -> None:
         for name in os.listdir(folder):
             if own.fullmatch(name):
                 os.unlink(os.path.join(folder, name))
-        os.rmdir(folder)
+        if is_over():  # that one may be gone by now
+            os.rmdir(folder)
