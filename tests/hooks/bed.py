@@ -144,6 +144,18 @@ class Bed:
         """Run code in a rank to its end."""
         return finish(self.start(["-c", code, *arguments], more=more))
 
+    def run_until(
+        self, kind: type[MessageT], code: str, **more: str
+    ) -> tuple[MessageT, subprocess.CompletedProcess[str]]:
+        """Run code in a rank that ends once a message of this kind has come: else it might end before it is sent."""
+        path = self.sockets / "heard"
+        path.unlink(missing_ok=True)
+        waits = "import os, time\nwhile not os.path.exists(os.environ['HEARD']): time.sleep(0.01)"
+        process = self.start(["-c", f"{code}\n{waits}"], more={**more, "HEARD": str(path)})
+        message = self.wait_for(kind)
+        path.touch()
+        return message, finish(process)
+
     def wait_for(self, kind: type[MessageT], rank: int | None = None, deadline_s: float = DEADLINE_S) -> MessageT:
         """The first message of a kind, when it comes."""
         until = time.monotonic() + deadline_s

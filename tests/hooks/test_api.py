@@ -77,11 +77,9 @@ print(ask(2), words[Field.CHECKS], words[Field.CHECKPOINT_ACK])
 
 def test_resume_is_told(bed: Bed) -> None:
     code = "from guardrun.hooks import resume_from, resume_step; print(resume_from(), resume_step())"
-    done = bed.run(
-        code + "\nimport time; time.sleep(0.5)", GUARDRUN_RESUME_FROM="/ckpt/40.pt", GUARDRUN_RESUME_STEP="40"
-    )
+    given = {"GUARDRUN_RESUME_FROM": "/ckpt/40.pt", "GUARDRUN_RESUME_STEP": "40"}
+    loaded, done = bed.run_until(CheckpointLoaded, code, **given)
     assert done.stdout == "/ckpt/40.pt 40\n"
-    loaded = bed.wait_for(CheckpointLoaded)
     assert (loaded.path, loaded.reader) == ("/ckpt/40.pt", "resume_from")
     assert Milestone.RESUMED in bed.milestones()
 

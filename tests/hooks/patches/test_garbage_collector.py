@@ -56,9 +56,9 @@ def test_the_threshold_is_made_true(bed: Bed) -> None:
 
 @pytest.mark.parametrize("text", ["many", "1,2,3,4", "-5", "1;2", ",", "99999999999999999999"])
 def test_a_bad_threshold_is_said_and_changes_nothing(bed: Bed, text: str) -> None:
-    done = bed.run("import gc, time; print(gc.get_threshold()[0]); time.sleep(0.5)", PYTHONGC_THRESHOLD=text)
+    failed, done = bed.run_until(HookFailed, "import gc; print(gc.get_threshold()[0])", PYTHONGC_THRESHOLD=text)
     assert (done.returncode, done.stderr) == (0, "")
-    assert bed.wait_for(HookFailed).error.startswith(f'ValueError: PYTHONGC_THRESHOLD="{text}" is not')
+    assert failed.error.startswith(f'ValueError: PYTHONGC_THRESHOLD="{text}" is not')
     assert len(bed.hear_all(HookFailed)) == 1
 
 

@@ -50,13 +50,10 @@ if __name__ == "__main__":
     assert {message.pid for message in bed.hear_all(Hello)} == {board[Field.PID]}
 
 
-def test_a_forked_child_that_raises_is_not_the_rank(bed: Bed, tmp_path: Path) -> None:
-    ends = "os.wait()\nwhile not os.path.exists(sys.argv[1]): time.sleep(0.01)"
-    code = WORK + f"if os.fork() == 0:\n    work()\n    raise ValueError('in the child')\n{ends}"
-    process = bed.start(["-c", code, str(tmp_path / "heard")])
-    bed.wait_for(Hello)  # a rank that has not said that yet doesn't say that it has ended, either
-    (tmp_path / "heard").touch()
-    done = finish(process)
+def test_a_forked_child_that_raises_is_not_the_rank(bed: Bed) -> None:
+    # A rank that has not said that it is there doesn't say that it has ended, either.
+    code = WORK + "if os.fork() == 0:\n    work()\n    raise ValueError('in the child')\nos.wait()"
+    _, done = bed.run_until(Hello, code)
     assert done.returncode == 0
     assert "in the child" in done.stderr
     assert bed.board()[Field.STEP] == 0
