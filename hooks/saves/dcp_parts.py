@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Any
 
 from guardrun.hooks.rank.parts import SaveGate
-from guardrun.hooks.saves.in_time_files import NotSaved
+from guardrun.hooks.saves.in_time_files import NotSaved, check_free
 from guardrun.hooks.wire.examinations import SAVE_PREFIX
 
 POLL_S = 0.05
@@ -47,8 +47,7 @@ def write(state_dict: Mapping[str, object], path: str, gate: SaveGate) -> None:
         return gate.is_answered or time.monotonic_ns() >= gate.until_ns
 
     os.makedirs(parent, exist_ok=True)
-    if os.path.lexists(path):
-        raise NotSaved(f"{name} is there already")
+    check_free(path)
     with suppress(FileExistsError):
         os.mkdir(folder, 0o700)
     is_done = False
@@ -62,7 +61,8 @@ def write(state_dict: Mapping[str, object], path: str, gate: SaveGate) -> None:
             _rename(folder, path)
         else:
             _leave(folder, number, (plan, results))
-            _wait_for(path, is_over)
+            if _wait_for(parent, [name], is_over):
+                raise NotSaved("the parts were not joined in time")
         is_done = True
     finally:
         if not is_done:
@@ -95,19 +95,14 @@ def _leave(folder: str, number: int, written: tuple[Any, Any]) -> None:
     name = os.path.join(folder, PLAN.format(number))
     with open(f"{name}.new", "wb") as file:
         pickle.dump(written, file)
-        file.flush()
-        os.fsync(file.fileno())
     os.rename(f"{name}.new", name)
 
 
 def _gather(folder: str, count: int, is_over: Callable[[], bool]) -> list[tuple[Any, Any]]:
     """What the others have written, in the order of parts."""
     names = [PLAN.format(number) for number in range(1, count)]
-    while missing := {*names}.difference(os.listdir(folder)):
-        if is_over():
-            part = next(number for number, name in enumerate(names, 1) if name in missing)
-            raise NotSaved(f"part {part} of {count} was not there in time")
-        time.sleep(POLL_S)
+    if missing := _wait_for(folder, names, is_over):
+        raise NotSaved(f"part {1 + names.index(missing[0])} of {count} was not there in time")
     found = []
     for name in names:
         # Nobody but this user can write into the folder.
@@ -147,12 +142,14 @@ def _umask() -> int:
     return DEFAULT_UMASK
 
 
-def _wait_for(path: str, is_over: Callable[[], bool]) -> None:
-    parent, name = os.path.split(path)
-    # Listed: a network file system has to look then whether there is something new in a folder.
-    while name not in os.listdir(parent):
-        if is_over():
-            raise NotSaved("the parts were not joined in time")
+def _wait_for(folder: str, names: list[str], is_over: Callable[[], bool]) -> list[str]:
+    """Wait until all of these are in the folder; those that are not when nobody waits any more."""
+    while True:
+        # Listed: a network file system has to look then whether there is something new in a folder.
+        there = {*os.listdir(folder)}
+        missing = [name for name in names if name not in there]
+        if not missing or is_over():
+            return missing
         time.sleep(POLL_S)
 
 

@@ -39,20 +39,21 @@ def written_beside(path: str, why_no_more: Callable[[], str]) -> Iterator[str]:
     """
     parent, name = os.path.split(path)
     os.makedirs(parent, exist_ok=True)
-    _check_free(path)
+    check_free(path)
     folder = os.path.join(parent, f"{SAVE_PREFIX}{os.getpid()}.part")
     os.mkdir(folder)
     try:
         yield os.path.join(folder, name)
         if why := why_no_more():
             raise NotSaved(why)
-        _check_free(path)
+        check_free(path)
         os.rename(os.path.join(folder, name), path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _check_free(path: str) -> None:
+def check_free(path: str) -> None:
+    """Raise NotSaved where anything is there."""
     if os.path.lexists(path):
         raise NotSaved(f"{os.path.basename(path)} is there already")
 

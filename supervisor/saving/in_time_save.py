@@ -170,13 +170,13 @@ class NodeSaves:
             is_told.append(True)
             done(answers.get(number), missing.get(number, "no answer"))
 
-        arguments: dict[str, Any] = {
+        arguments = {
             "step": wanted.step,
             "until_ns": until_ns,
             "part": wanted.part,
             "halt": wanted.is_halting,
+            "token": wanted.token,
         }
-        arguments["token"] = wanted.token
         self._node.examinations.ask_here(number, SAVE, arguments, left_s, answered)
         if not is_told:
             self._watch(self._node.sampler.boards[number], until_ns, is_told)

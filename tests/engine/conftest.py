@@ -5,7 +5,7 @@ Of a long run its end, from a snapshot: a replay takes as long as the run itself
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 import msgspec
 import pytest
@@ -128,9 +128,15 @@ class Told:
         ]
         return self.tell(ev.AttemptStarted(attempt=number, ranks=alive, resumed_from=self.state.checkpoint), at_s)
 
-    def started(self, attempt: int = 0, ranks: int | None = None, at_s: float | None = None) -> list[ac.Action]:
-        count = ranks or self.state.world_size
-        alive = [ev.Rank(global_rank=n, local_rank=n, pid=100 * (attempt + 1) + n, node="node-a") for n in range(count)]
+    def started(
+        self, attempt: int = 0, ranks: int | None = None, at_s: float | None = None, forked: Container[int] = ()
+    ) -> list[ac.Action]:
+        """forked: ranks that were, of a warm process."""
+        count, first = ranks or self.state.world_size, 100 * (attempt + 1)
+        alive = [
+            ev.Rank(global_rank=n, local_rank=n, pid=first + n, node="node-a", is_forked=n in forked)
+            for n in range(count)
+        ]
         return self.tell(ev.AttemptStarted(attempt=attempt, ranks=alive, resumed_from=self.state.checkpoint), at_s)
 
     def running(self, ranks: int = 2, **settings: object) -> Told:

@@ -18,8 +18,7 @@ def forked(told: Told, ranks: tuple[int, ...] = (0, 1), **settings: object) -> T
     told.running(**{"max_restarts": 1, **settings})
     told.crashed()
     told.chosen(STEP_10)
-    ours = [ev.Rank(global_rank=n, local_rank=n, pid=200 + n, node="node-a", is_forked=n in ranks) for n in range(2)]
-    told.tell(ev.AttemptStarted(attempt=1, ranks=ours, resumed_from=told.state.checkpoint), told.now_s + 0.5)
+    told.started(1, at_s=told.now_s + 0.5, forked=ranks)
     return told
 
 
@@ -91,8 +90,7 @@ def test_what_ranks_do_until_their_first_step_is_none(told: Told) -> None:
 def test_where_no_steps_are_seen_what_advances_counts(told: Told) -> None:
     told.opened(2, max_restarts=2)
     for attempt in (0, 1):
-        ours = [ev.Rank(global_rank=n, local_rank=n, pid=n, node="node-a", is_forked=attempt > 0) for n in range(2)]
-        told.tell(ev.AttemptStarted(attempt=attempt, ranks=ours), told.now_s + 0.5)
+        told.started(attempt, at_s=told.now_s + 0.5, forked=range(2) if attempt else ())
         reports = [ev.RankReport(global_rank=n, progress=3, progress_s=told.now_s + 1) for n in range(2)]
         told.tell(ev.NodeReport(node="node-a", attempt=attempt, ranks=reports), told.now_s + 1)
         start = order(falls(told, -11))
@@ -125,8 +123,7 @@ def test_a_restart_that_somebody_asks_for_says_nothing_of_the_fork(told: Told) -
 
 def test_only_watching_restarts_nothing(told: Told) -> None:
     told.opened(2, act=False)
-    ours = [ev.Rank(global_rank=n, local_rank=n, pid=100 + n, node="node-a", is_forked=True) for n in range(2)]
-    told.tell(ev.AttemptStarted(attempt=0, ranks=ours), 1.0)
+    told.started(at_s=1.0, forked=range(2))
     assert order(falls(told)) is None and not told.state.is_warm_bad
 
 
