@@ -7,6 +7,8 @@ import pytest
 
 from guardrun.supervisor.engine.model import actions as ac
 from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.verdicts import Detected
+from guardrun.supervisor.engine.recovery.decide import decide
 from tests.engine.conftest import ERROR, Told, kinds
 from tests.engine.recovery.falling import end_crash
 
@@ -55,6 +57,19 @@ def test_the_next_one_counts_and_is_compared_with_the_one_before_the_fork(told: 
     told.started(3, at_s=told.now_s + 0.5)
     [summary] = [one.summary for one in falls(told, 1, ERROR) if isinstance(one, ac.FinishRun)]
     assert summary.reason == "the same error at the same step twice"
+
+
+def test_so_is_one_that_hangs_before_a_step(told: Told) -> None:
+    """By a lock that nobody holds any more, say."""
+    told = told.branch()  # which is told a verdict by hand
+    forked(told)
+    found = Detected(
+        key="h", kind="hang", cause="rank_blocked", confidence=1.0, summary="It waits.", culprits=[1],
+        onset_s=told.now_s, stops_since_s=told.now_s, evidence={},
+    )  # fmt: skip
+    decide(told.state, [found], told.now_s)
+    start = order([*told.stopped(told.now_s + 1.0), *told.chosen(STEP_10)])
+    assert start is not None and start.is_cold and told.state.restarts == 1
 
 
 def test_without_a_restart_left_it_is_over(told: Told) -> None:
