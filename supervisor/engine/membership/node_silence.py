@@ -102,19 +102,23 @@ def silence_limit_s(lost_s: float, *, is_dropped: bool) -> float:
 
 def _lost_s(state: State, member: Member) -> float:
     """When a silent node is lost, if nothing changes: neither it is heard nor does the job advance."""
-    lost_s = state.settings.lost_s
-    patience_s = silence_limit_s(lost_s, is_dropped=True) if member.is_dropped else _patience_s(state)
-    at_s = (member.dropped_s if member.is_dropped else member.since_s) + patience_s
     attempt = state.attempt
-    if attempt is None or state.phase is not Phase.RUNNING or not trains(state, member):
+    # Of a node that is not tied the others' progress says nothing, and without contact it has ended its ranks.
+    is_tied = (
+        attempt is not None and state.phase is Phase.RUNNING and trains(state, member) and member.node in attempt.tied
+    )
+    advanced_s = silence_began_s(attempt) if attempt is not None and is_tied else None
+    # Steps since its connection was closed show that its supervisor alone is dead; a new one may need a while to come.
+    is_dead = member.is_dropped and not (advanced_s is not None and advanced_s > member.dropped_s + DROPPED_S)
+    patience_s = silence_limit_s(state.settings.lost_s, is_dropped=True) if is_dead else _patience_s(state)
+    at_s = (member.dropped_s if is_dead else member.since_s) + patience_s
+    if advanced_s is None:
         return at_s
-    if member.node not in attempt.tied:
-        return at_s  # the others' progress says nothing of its ranks, and without contact it has ended them
     # Ranks that advance together all live; only once they have stood still, it may be this node.
     still_s = min(patience_s, DROPPED_S)
-    if not member.is_dropped:
+    if not is_dead:
         still_s = max(still_s, min(STILL * state.gaps.typical_s, STILL_MAX_S))
-    return max(at_s, silence_began_s(attempt) + still_s)
+    return max(at_s, advanced_s + still_s)
 
 
 def lost_together_s(times: Collection[float]) -> float | None:

@@ -73,9 +73,9 @@ def training(rank: Rank) -> Iterator[Training]:
     assert not isinstance(sys.stdout, Outlet)
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_collections() -> Iterator[None]:
-    """What is raised in a collection's callbacks (those of hypothesis, here) is lost, and told on stderr."""
+    """What is raised in a collection's callbacks (those of hypothesis, here), or in a finalizer, is told on stderr."""
     gc.disable()
     yield
     gc.enable()
@@ -254,7 +254,6 @@ class Beats:
         "class R:\n  def __repr__(self):\n    while True: pass\nR()",
     ],
 )
-@pytest.mark.usefixtures("no_collections")
 def test_what_does_not_end_is_interrupted(training: Training, code: str) -> None:
     one = training.ask(code, timeout_s=1.0 if "begun" in code else 0.1)  # it is to get so far
     one.on_beat(0)
