@@ -92,7 +92,7 @@ def end_beside_the_stuck(status: int = 0) -> None:
 
 
 def _open_supervisor(run_dir: Path, writer: BackgroundWriter) -> Daemon | Follower:
-    """The supervisor that decides, or the deputy of a node that another one leads."""
+    """The supervisor that decides, or the follower of a node that another one leads."""
     from guardrun.supervisor.daemon.daemon import Daemon
     from guardrun.supervisor.rundir.run_directory import read_run_file
 

@@ -86,7 +86,7 @@ class Heartbeat:
         finally:
             if self._examiner is not None:
                 self._examiner.stop()
-            # A heart that is old, in a process that lives, says that the GIL is held. This one has ended.
+            # A beat that is old, in a process that lives, says that the GIL is held. This one has ended.
             self._rank.words[Field.HEART_NS] = 0
 
     def _loop(self) -> None:

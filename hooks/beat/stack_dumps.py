@@ -1,6 +1,6 @@
 """A second way to a rank's stacks, where ptrace is refused: written by the rank itself.
 
-The heart's thread writes them when it is asked. While a thread keeps the GIL it can't; then, and only then, a signal
+The hooks' thread writes them when it is asked. While a thread keeps the GIL it can't; then, and only then, a signal
 has faulthandler do so: that needs no GIL, and reads the frames of threads as they are. Of a thread that runs, they may
 be half made: it would take the process with it (seen: once in a hundred times, beside two busy threads).
 

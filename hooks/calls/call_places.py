@@ -43,7 +43,7 @@ class Strings:
         self._bytes = data
         self._words = words
         self._numbers: dict[str, int] = {"": 0}
-        # The heart's thread adds strings, too. A signal's handler may call a collective in the middle of it.
+        # The hooks' thread adds strings, too. A signal's handler may call a collective in the middle of it.
         self._lock = RLock()
         words[Head.STRINGS] = 1
 

@@ -114,7 +114,7 @@ class Slot:
 
 
 class CallsPage:
-    """The writer. The training thread calls all but note_seqs() and set_recorder(), which are the heart's."""
+    """The writer. The training thread calls all but note_seqs() and set_recorder(), which are the hooks' thread's."""
 
     def __init__(self, rank: CallingRank, module: Any) -> None:
         """Make the file and map it; module is torch.distributed.distributed_c10d. Raises OSError."""
@@ -273,7 +273,7 @@ class CallsPage:
         return -1 if slot is None else int(self._words[slot.at + Group.TIMEOUT_NS])
 
     def note_seqs(self, seqs: dict[str, int]) -> None:
-        """What the heart has read: torch's counts by the groups' names."""
+        """What the hooks' thread has read: torch's counts by the groups' names."""
         for name, seq in seqs.items():
             slot = self._by_name.get(name)
             if slot is not None:

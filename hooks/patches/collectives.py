@@ -1,7 +1,7 @@
 """torch.distributed: calls that communicate, and the making of groups.
 
 A wrapper shows on the board which call the training thread is in, and since when; the outermost call counts. DDP's
-and FSDP's own collectives don't pass here: torch's sequence numbers, which the heart reads, count those too.
+and FSDP's own collectives don't pass here: torch's sequence numbers, which the hooks' thread reads, count those too.
 
 torch.compile: dynamo replaces some collectives by traceable ones, looked up by the function object. Those tables are
 made from this module's names after we have wrapped them, so the wrapper is the key (hooks/patches/torch_import.py).

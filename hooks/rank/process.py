@@ -97,7 +97,7 @@ def _handle_forks(rank: Rank) -> None:
 
 
 OWN_THREADS = {"none": 0}
-"""Filled by the heart: how many native threads of this process are the hooks'."""
+"""Filled by the hooks' thread: how many native threads of this process are the hooks'."""
 
 
 class _ForkMessage:

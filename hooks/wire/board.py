@@ -48,7 +48,7 @@ class Field(IntEnum):
     COLLECTIVE_OP = 14
     """Which: index into OPS."""
     GROUP_SEQ = 15
-    """torch's own count of collectives, summed over process groups; read by the heart thread once a second."""
+    """torch's own count of collectives, summed over process groups; read by the hooks' thread once a second."""
     GC_SINCE_NS = 16
     """A collection has been running since."""
     GC_GENERATION = 17
@@ -94,11 +94,11 @@ class Field(IntEnum):
     MAY_SAVE = 41
     """Written by the supervisor: somebody has opened one."""
     STACKS_ASKED = 42
-    """Written by the supervisor: a number of its own, upon which the heart's thread writes this process's stacks; …"""
+    """Written by the supervisor: a number of its own, upon which the hooks' thread writes this process's stacks; …"""
     STACKS_GIVEN = 43
     """… when it has, the same number."""
     SERVER_ASKED = 44
-    """Written by the supervisor: a number, upon which the heart's thread starts torch's worker server if it may; …"""
+    """Written by the supervisor: a number, upon which the hooks' thread starts torch's worker server if it may; …"""
     SERVER_GIVEN = 45
     """… when it has, or has said on the calls page why not, the same number."""
     CAPTURES = 46
@@ -110,7 +110,7 @@ class Field(IntEnum):
     EXAMINE_ASKED = 49
     """Written by the supervisor: the number of a person's request (hooks/wire/examinations.py); …"""
     EXAMINE_TAKEN = 50
-    """… of the last one that the heart's thread has read; …"""
+    """… of the last one that the hooks' thread has read; …"""
     EXAMINE_GIVEN = 51
     """… and of the last one that it has answered."""
     SNAPSHOT_INDEX = 52

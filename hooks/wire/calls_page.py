@@ -65,7 +65,7 @@ class Group(IntEnum):
     SEQ_CALL = 5
     """torch's count of the group, as the last call left it."""
     SEQ_HEART = 6
-    """The same as the heart last read it."""
+    """The same as the hooks' thread last read it."""
     SEQ_P2P = 7
     """How much of torch's count were sends and receives: gloo counts these too, NCCL doesn't."""
     MADE_NS = 8

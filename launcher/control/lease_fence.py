@@ -54,7 +54,7 @@ class LeaseFence:
         for rank, words in boards:
             joint = words[Field.JOINT_SEQ]
             if joint > self._joint.get(rank, joint):
-                # Counted at the heart's beat: what the rank has done since is its own.
+                # Counted at the hooks' beat: what the rank has done since is its own.
                 moved_s = now_s - max(0.0, (now_ns - words[Field.HEART_NS]) / 1e9)
                 progress_s = max(self._lease.progress_s, moved_s)
                 self._lease = msgspec.structs.replace(self._lease, progress_s=progress_s)

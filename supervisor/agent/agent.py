@@ -1,9 +1,9 @@
 """The node agent's loop: readouts in; findings, history, and words for whoever listens out.
 
-Sensors have threads of their own (`runner`), and so has what may take its time: the scribe writes history and state,
-the hands touch quarantine, the broom ends what dead jobs left. The loop waits for none of them. systemd's watchdog is
-fed by a thread (`watchdog`) while the loop's turns end, and only while readouts arrive: an agent that hears nothing is
-no agent.
+Sensors have threads of their own (`runner`), and so has what may take its time: a background writer writes history and
+state, the hands touch quarantine, the broom ends what dead jobs left. The loop waits for none of them. systemd's
+watchdog is fed by a thread (`watchdog`) while the loop's turns end, and only while readouts arrive: an agent that hears
+nothing is no agent.
 """
 
 from __future__ import annotations

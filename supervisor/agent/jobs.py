@@ -201,7 +201,7 @@ class Jobs:
         self.save()
 
     def save(self) -> None:
-        """Have them written to the state folder, by the scribe; `trouble` says whether that failed."""
+        """Have them written to the state folder, by the background writer; `trouble` says whether that failed."""
         data = encode_json(list(self._jobs.values()))
         self._writer.put(lambda: self._write(data))
 

@@ -57,7 +57,7 @@ class BackgroundWriter:
         self._is_closing = False
         self.dropped = 0
         # A daemon: a thread that the kernel does not let go must not keep the interpreter from ending.
-        self._thread = threading.Thread(target=self._run, name="guardrun-scribe", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="guardrun-writer", daemon=True)
         self._thread.start()
 
     @property

@@ -63,7 +63,7 @@ class QuietFile:
 
 
 def set_up_log(path: Path, writer: BackgroundWriter | None = None) -> QuietFile | None:
-    """Log JSON lines to a file; to nowhere, and None, where it can't be opened. scribe: who writes."""
+    """Log JSON lines to a file; to nowhere, and None, where it can't be opened. writer: who writes."""
     try:
         log_file = QuietFile(path, writer)
     except OSError:

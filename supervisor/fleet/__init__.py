@@ -1,1 +1,1 @@
-"""A job of many nodes: how the head's supervisor (the coordinator) and the other nodes' (its deputies) speak."""
+"""A job of many nodes: how the head's supervisor (the coordinator) and the other nodes' (its followers) speak."""

@@ -1,4 +1,4 @@
-"""The desk where the ranks' messages arrive: what each says becomes an event, a note, or is counted and dropped."""
+"""Where the ranks' messages arrive: what each says becomes an event, a note, or is counted and dropped."""
 
 from __future__ import annotations
 

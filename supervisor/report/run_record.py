@@ -216,7 +216,7 @@ def summary_json(
     shares: dict[str, Any] | None = None,
     opened_s: float = 0.0,
 ) -> dict[str, Any]:
-    """summary.json. wall turns the engine's seconds into seconds since the epoch; shares: Desk.shares().
+    """summary.json. wall turns the engine's seconds into seconds since the epoch; shares: RankMessageIngest.shares().
 
     opened_s: from when on wall_s counts, which the pre-flight comes before.
     """

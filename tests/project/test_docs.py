@@ -12,6 +12,7 @@ from pathlib import Path
 from guardrun.supervisor.config.load import load_config
 from tests.project.purity import ROOT
 
+FOLDERS = ("hooks", "launcher", "supervisor", "slurm", "systemd")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
@@ -85,6 +86,43 @@ def test_settings_in_the_docs_are_valid(tmp_path: Path) -> None:
         (tmp_path / name).write_text(text)
         load_config(None, {}, {}, tmp_path, system_file=tmp_path / "none")
         (tmp_path / name).unlink()
+
+
+README_LINES = 130
+"""Three screens."""
+
+
+def rows(page: Path) -> list[str]:
+    """Lines of a page's tables."""
+    return [line for line in page.read_text().splitlines() if line.startswith("|")]
+
+
+def test_the_readme_has_the_figures_of_the_last_bench() -> None:
+    """Each row of the README's that names the bench's page is found there, numbers and what was missed."""
+    bench = rows(ROOT / "docs" / "benchmarks.md")
+    named = [row for row in rows(ROOT / "README.md") if "(docs/benchmarks.md)" in row]
+    assert named
+    for row in named:
+        measured = [cell.strip() for cell in row.split("|")[2].split(",")]
+        assert all(any(f"| {cell}" in line for line in bench) for cell in measured), row
+        is_missed = any(f"| {measured[0]}" in line and "MISSED" in line for line in bench)
+        assert ("**missed**" in row) is is_missed, row
+
+
+def test_the_architecture_names_every_room() -> None:
+    """Folders of the product that hold code, and of those below only the first level."""
+    folders = {path.parent.relative_to(ROOT) for top in FOLDERS for path in (ROOT / top).glob("*/*.py")}
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    table = page.partition("## The folders")[2].partition("###")[0]
+    missing = [str(one) for one in folders if f"`{one}/`" not in table and f"`{one.name}/`" not in table]
+    assert folders and not missing
+
+
+def test_the_readme_fits_three_screens() -> None:
+    lines = (ROOT / "README.md").read_text().splitlines()
+    assert len(lines) <= README_LINES
+    long = [line for line in lines if len(line) > 120 and not line.startswith(("|", "guardrun: "))]
+    assert not long
 
 
 def test_the_demos_settings_are_those_of_the_readme() -> None:

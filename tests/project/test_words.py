@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
 from collections.abc import Iterator
 
 import pytest
@@ -23,6 +25,8 @@ FUNCTIONS = {
     "heard", "fell",
 }  # fmt: skip
 """Names that no function or method has."""
+TEXT = re.compile(r"\b(deputy|deputies|desk|doorman|heart|scribe|undertaker|vigil)\b", re.IGNORECASE)
+"""Words that no docstring and no comment has: what they stood for has another name."""
 
 
 def bad_names(source: str) -> Iterator[str]:
@@ -43,6 +47,31 @@ def names_in_use() -> list[tuple[str, str]]:
         for path in (ROOT / folder).rglob("*.py")
         for name in bad_names(path.read_text())
     ]
+
+
+def texts(source: str) -> Iterator[str]:
+    """A file's docstrings (of attributes, too) and comments."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            yield node.value.value
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+
+
+def test_docstrings_and_comments_have_the_names_of_today() -> None:
+    assert [text for text in texts('"""A desk."""\n\nx = "desk"  # deputy\n') if TEXT.search(text)] == [
+        "A desk.",
+        "# deputy",
+    ]
+    found = [
+        (str(path.relative_to(ROOT)), text)
+        for folder in FOLDERS
+        for path in (ROOT / folder).rglob("*.py")
+        for text in texts(path.read_text())
+        if TEXT.search(text)
+    ]
+    assert not found
 
 
 def test_names_are_the_fields_words() -> None:

@@ -33,7 +33,7 @@ LogLine = Callable[..., None]
 
 
 class HistoryWriter:
-    """Writes and reads the history on the scribe's thread."""
+    """Writes and reads the history on the background writer's thread."""
 
     def __init__(
         self, folder: Path, writer: BackgroundWriter, log_line: LogLine, max_bytes: int, retry_s: float = RETRY_S
@@ -71,7 +71,7 @@ class HistoryWriter:
         return {"path": str(self._path), "trouble": self.trouble, "lost": self.lost + self._writer.dropped}
 
     def close(self) -> None:
-        """Write what is still waiting; whoever closes the scribe waits for that as long as the disk is patient."""
+        """Write what is still waiting; closing waits for that as long as the disk is patient."""
         self._writer.put(self._finish)
 
     def _finish(self) -> None:

@@ -28,8 +28,8 @@ class PageGroup(NamedTuple):
     issued: int
     """Collectives so far at the end of the last call, sends and receives left out; -1 unknown."""
     issued_by_heart: int
-    """The same as the heart has read it, which sees what DDP and FSDP issue: too many while a send or a receive is
-    under way."""
+    """The same as the hooks' thread has read it, which sees what DDP and FSDP issue: too many while a send or a receive
+    is under way."""
     made_ns: int
     is_anew: bool
     """Its entry was another group's before, perhaps one of the same name."""

@@ -252,7 +252,7 @@ class Sampler:
         )
 
     def _key(self, report: RankReport, now_s: float) -> tuple[object, ...]:
-        """What makes a report differ: all of it, but for the heart only whether it beats."""
+        """What makes a report differ: all of it, but of the hooks' beat only whether there is one."""
         return (
             "" if report.state in _ORDINARY else report.state,
             report.progress_s,

@@ -32,7 +32,7 @@ _FAULT_WAIT_S = 1.0
 _FAULT_POLL_S = 0.01
 _FAULT_BYTES = 256 * 1024
 _HOOKS_WAIT_S = 1.6
-"""The heart beats once a second."""
+"""The hooks' thread beats once a second."""
 _HOOKS_BYTES = 2 * 1024 * 1024
 _SURELY_NATIVE_S = 0.05
 """Of CPU time, without handing on the GIL: ten times sys.getswitchinterval()."""
@@ -155,11 +155,11 @@ def ask_hooks(pid: int, start: int, fallback: Fallback) -> tuple[str, str]:
 
 
 def is_gil_held(before: Mapping[int, ThreadStat], now: Sequence[ThreadStat], heart_tid: int) -> bool:
-    """Say whether nothing that runs in a process can be Python: of its heart nothing was heard between two looks.
+    """Say whether nothing that runs in a process can be Python: of its hooks nothing was heard between two looks.
 
-    Python hands on the GIL within milliseconds of its own CPU time when another thread wants it, as the heart does. So
-    whoever has run for longer without that is in native code, and whoever sleeps stands still; but who was given no CPU
-    may be anywhere.
+    Python hands on the GIL within milliseconds of its own CPU time when another thread wants it, as the hooks' thread
+    does. So whoever has run for longer without that is in native code, and whoever sleeps stands still; but who was
+    given no CPU may be anywhere.
     """
     has_asked = False
     for thread in now:

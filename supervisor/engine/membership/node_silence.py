@@ -21,7 +21,7 @@ from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing
 from guardrun.supervisor.engine.state.state import State
 
 DROPPED_S = 5.0
-"""A deputy that was killed is back within a second or two; nothing at all, where its whole node was."""
+"""A follower that was killed is back within a second or two; nothing at all, where its whole node was."""
 STILL = 1.5
 """Times the run's own gap between two advances: what has not advanced for longer stands still."""
 STILL_MAX_S = 60.0

@@ -2,7 +2,7 @@
 
 The rules, strongest evidence first:
 - a process state (T, t, D) is a fact;
-- a collection under way and a silent heart thread are facts that shared memory shows whatever the GIL does;
+- a collection under way and a silent hooks' thread are facts that shared memory shows whatever the GIL does;
 - a stack that ends in torch's communication waits for others, however much CPU it burns doing so;
 - otherwise the rank is judged by what moved between the looks: frames, bytes, CPU time, its children.
 Somebody who gets anywhere is BUSY, and as long as anybody is, nothing is a hang.
@@ -138,7 +138,7 @@ IN_DRIVER = frozenset({RankActivity.SPINNING, RankActivity.GIL_HELD, RankActivit
 _FAULTING = frozenset({RankActivity.GIL_HELD, RankActivity.IO_BLOCKED, RankActivity.SPINNING})
 
 HEART_STALE_S = 4.0
-"""The heart beats once a second; the GIL changes hands every 5 ms. Four missed beats are no scheduling accident."""
+"""Hooks beat once a second; the GIL changes hands every 5 ms. Four missed beats are no scheduling accident."""
 QUIET_CPU = 0.1
 """Share of a core below which a process is idle: polling loops with short sleeps stay below it."""
 QUIET_IO_BYTES_S = 16 * 1024

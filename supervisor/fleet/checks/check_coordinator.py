@@ -1,4 +1,4 @@
-"""The head's desk for trying nodes together: its own node's part, the others' answers, and the record of it."""
+"""The head's part in trying nodes together: its own node's part, the others' answers, and the record of it."""
 
 from __future__ import annotations
 

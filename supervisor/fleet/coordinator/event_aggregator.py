@@ -33,7 +33,7 @@ SETTLE_S = 2.0
 """The engine gives a node up first; then it is told that an attempt has started without it."""
 START_LIMIT_S = 180.0
 """A node that is heard, and has neither started its ranks nor said why not, is waited for so long after the last that
-did: more than its deputy waits for its launcher (supervisor/node/launcher_takeover.py)."""
+did: more than its follower waits for its launcher (supervisor/node/launcher_takeover.py)."""
 STOP_LIMIT_S = 60.0
 """Likewise one that has not said that its ranks have ended, beyond GRACES times the grace."""
 GRACES = 2
@@ -221,9 +221,9 @@ class EventAggregator:
         self._order_start(current, current.order.nodes[1:])
 
     def joined(self, node: str, attempt: int, now_s: float, is_new: bool = True) -> None:
-        """A node is there (again). attempt: whose ranks it has; -1: none. is_new: a deputy with no memory of ours.
+        """A node is there (again). attempt: whose ranks it has; -1: none. is_new: a follower with no memory of ours.
 
-        What its deputy before this one was told by the launcher, and did not pass on, the launcher is asked to repeat.
+        What its last follower was told by the launcher, and did not pass on, the launcher is asked to repeat.
         """
         self._heard_s[node] = now_s
         self._silent.pop(node, None)

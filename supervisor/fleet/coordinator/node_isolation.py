@@ -1,4 +1,4 @@
-"""Keeping another node out of what comes: by its own deputy, in the folder that all nodes share, in Slurm."""
+"""Keeping another node out of what comes: by its own follower, in the folder that all nodes share, in Slurm."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def isolate_other(context: IsolationContext, action: Isolate, is_told: bool) -> None:
-    """Have it done by a worker thread, and say what came of it. is_told: its deputy has been told, and does its part.
+    """Have it done by a worker thread, and say what came of it. is_told: its follower has been told, and does its part.
 
     The node is left out of this run whatever comes of it: so nothing here fails.
     """

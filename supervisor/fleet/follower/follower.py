@@ -222,7 +222,7 @@ class Follower:
             self._link.read(dict(self._poller.poll(100)))
 
     def give_up_launcher(self) -> None:
-        """Ends with it; once it goes on, it starts the next deputy, which joins again."""
+        """Ends with it; once it goes on, it starts the next follower, which joins again."""
         self._farewell_by_s = time.monotonic() + FAREWELL_S
         self.node.is_over = self._link is None
 
@@ -417,7 +417,7 @@ class Follower:
             return None
 
     def _lose_head(self, lost_s: float) -> None:
-        """End here; under Slurm once it is known whether anybody but a deputy can start the job again."""
+        """End here; under Slurm once it is known whether anybody but a follower can start the job again."""
         said = f"the head has not been heard for {lost_s:.0f} s"
         if not may_rescue(self.node.run_file, os.environ):
             self.node.terminal.print_line(f"{said}: ending here", "bad")

@@ -1,4 +1,4 @@
-"""A deputy whose head is gone for good: may Slurm start the job again? Asked on a thread that nobody waits for."""
+"""A follower whose head is gone for good: may Slurm start the job again? Asked on a thread that nobody waits for."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from guardrun.supervisor.rundir.run_directory import RunFile
 
 RUN_ID_FLAG, RUN_ID_VARIABLE = "--guard-run-id", "GUARDRUN_RUN_ID"
 APART_S = 2.0
-"""Between two deputies' first questions: one of them orders the requeue, and the others find it done."""
+"""Between two followers' first questions: one of them orders the requeue, and the others find it done."""
 MOST_APART_S = 60.0
 
 
 def may_rescue(run: RunFile, environ: Mapping[str, str]) -> bool:
     """Say whether a requeue is wanted: of a run that goes on at the next start, in a job of Slurm's."""
-    # A deputy's own run has a name of its own: it is the job's that counts.
+    # A follower's own run has a name of its own: it is the job's that counts.
     is_named = any(one.startswith(RUN_ID_FLAG) for one in run.command) or bool(environ.get(RUN_ID_VARIABLE))
     wanted = run.settings.requeue == "always" or (run.settings.requeue == "auto" and is_named)
     return wanted and bool(environ.get("SLURM_JOB_ID"))

@@ -1,4 +1,4 @@
-"""What deputies and the coordinator say to each other, inside the envelopes of `envelopes.py`.
+"""What followers and the coordinator say to each other, inside the envelopes of `envelopes.py`.
 
 Up go the engine's own events, as if the node were alone, but in the coordinator's seconds and with global ranks; and
 what only the head's edge needs. Down go orders, all of them idempotent: whoever gets one again answers it again.

@@ -1,4 +1,4 @@
-"""One connection of a deputy to the coordinator: its socket, what becomes of it, and how far off the clocks are."""
+"""One connection of a follower to the coordinator: its socket, what becomes of it, and how far off the clocks are."""
 
 from __future__ import annotations
 

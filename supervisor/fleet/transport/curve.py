@@ -75,11 +75,11 @@ BACKLOG = 4096
 KEEPALIVE_S = 20
 KEEPALIVES = 4
 KEEPALIVE_EVERY_S = 5
-"""A deputy sends something every second; these only clear away what a power cut left half open. The kernel's, not
+"""A follower sends something every second; these only clear away what a power cut left half open. The kernel's, not
 ZeroMQ's own heartbeats: to cancel one timer, ZeroMQ walks through those of all connections, a quarter of the time that
 3,000 connections cost, and growing with their square."""
 UNSENT_MESSAGES = 1000
-"""Kept by ZeroMQ for one deputy that does not read."""
+"""Kept by ZeroMQ for one follower that does not read."""
 
 ENDED_LINGER_MS = 0
 """ZMQ_LINGER from before a socket is bound or connected, whatever it is closed with. A connection that ends by itself
@@ -108,7 +108,7 @@ def make_router(context: Context, keys: KeyPair, handshake_ms: int) -> zmq.Socke
 
 
 def make_dealer(context: Context, keys: KeyPair, server_key: str) -> zmq.Socket[bytes]:
-    """A deputy's, for one connection: ZeroMQ makes no second one."""
+    """A follower's, for one connection: ZeroMQ makes no second one."""
     socket = context.socket(zmq.DEALER)
     socket.set(zmq.LINGER, ENDED_LINGER_MS)
     socket.curve_serverkey = server_key.encode()

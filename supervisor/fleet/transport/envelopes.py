@@ -1,11 +1,11 @@
-"""Envelopes between the deputies and the coordinator: one msgpack-encoded struct a frame, bodies opaque.
+"""Envelopes between the followers and the coordinator: one msgpack-encoded struct a frame, bodies opaque.
 
 Messages in them are numbered, and kept until acknowledged.
 
-A connection begins with the deputy's Join. Nothing else of it is read before the Welcome; a Refusal ends it. Packets
-are numbered in either direction and kept until acknowledged (envelopes.py). Every frame of a deputy says when it was
-sent on the deputy's clock, and the answer says that time again: by it contact is leased (lease.py) and the clocks are
-compared (connection.py). `…_ns` are CLOCK_MONOTONIC nanoseconds of the deputy's host, `now_s` and `heard_s` the run's
+A connection begins with the follower's Join. Nothing else of it is read before the Welcome; a Refusal ends it. Packets
+are numbered in either direction and kept until acknowledged (envelopes.py). Every frame of a follower says when it was
+sent on the follower's clock, and the answer says that time again: by it contact is leased (lease.py) and the clocks are
+compared (connection.py). `…_ns` are CLOCK_MONOTONIC nanoseconds of the follower's host, `now_s` and `heard_s` the run's
 seconds, as the coordinator keeps them.
 """
 
@@ -34,7 +34,7 @@ class _Frame(msgspec.Struct, frozen=True, array_like=True):
     pass
 
 
-# Deputy → coordinator -------------------------------------------------------------------------------------------
+# Follower → coordinator -------------------------------------------------------------------------------------------
 
 
 class Join(_Frame, frozen=True, tag=1):
@@ -45,7 +45,7 @@ class Join(_Frame, frozen=True, tag=1):
     slot: int
     """The node's place in the job, as the scheduler or the user numbers nodes; -1: none given."""
     incarnation: _Id
-    """Random: one life of the deputy's process."""
+    """Random: one life of the follower's process."""
     connection: _Count
     """Which connection of this incarnation: of two, the later one holds."""
     hub: int
@@ -58,7 +58,7 @@ class Join(_Frame, frozen=True, tag=1):
 
 
 class Report(_Frame, frozen=True, tag=2):
-    """A packet of the deputy."""
+    """A packet of the follower."""
 
     seq: _Id
     body: bytes
@@ -77,7 +77,7 @@ class Pulse(_Frame, frozen=True, tag=3):
     lost: _Count = 0
 
 
-# Coordinator → deputy -------------------------------------------------------------------------------------------
+# Coordinator → follower -------------------------------------------------------------------------------------------
 
 
 class Welcome(_Frame, frozen=True, tag=4):

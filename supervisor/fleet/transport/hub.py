@@ -1,10 +1,10 @@
-"""The coordinator's end: one ROUTER for all deputies, read and written from the supervisor's own loop.
+"""The coordinator's end: one ROUTER for all followers, read and written from the supervisor's own loop.
 
-A deputy is known by the routing id of its newest connection. Every turn goes in this order, and must:
-1. the monitor: who is gone. A descriptor is used again by the next connection, but that one is not let in before the
-   doorman (3) has answered for it, so no later connection can be taken for one that this step has not yet read of;
+A follower is known by the routing id of its newest connection. Every turn goes in this order, and must:
+1. the monitor: who is gone. A descriptor is used again by the next connection, but that one is not let in before (3)
+   has answered for it, so no later connection can be taken for one that this step has not yet read of;
 2. frames;
-3. the doorman.
+3. the authenticator.
 
 What `read` returns is acknowledged by `acknowledge`, when the caller has dealt with it (journalled it): a coordinator
 that is killed in between gets it again. What its predecessor had journalled and not acknowledged would come twice: the
@@ -70,7 +70,7 @@ FRAMES_A_TURN = 2000
 HANDSHAKE_MS = 10_000
 """A stranger that says nothing is cut off after this."""
 ORDERS_BYTES = 1024 * 1024
-"""Kept for one deputy that is away."""
+"""Kept for one follower that is away."""
 MAX_NODES = 20_000
 CROWD_SHARE = 4
 """Connections that have not joined may take one in so many of our descriptors."""

@@ -1,4 +1,4 @@
-"""A deputy's end: one DEALER to the coordinator, made anew whenever contact is lost.
+"""A follower's end: one DEALER to the coordinator, made anew whenever contact is lost.
 
 A connection is a socket of its own: Join is the first that it sends, and packets follow the Welcome, so that none goes
 to a coordinator that does not know us. Where the connection closes, nothing is answered for SILENT_S, or there is no
@@ -71,7 +71,7 @@ SUSPENDED_S = 0.1
 
 @dataclass
 class Counters:
-    """Since this deputy began: sockets made, frames that could not be decoded, refusals of the head."""
+    """Since this follower began: sockets made, frames that could not be decoded, refusals of the head."""
 
     connections: int = 0
     malformed: int = 0

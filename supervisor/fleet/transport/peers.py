@@ -1,4 +1,4 @@
-"""The hub's peers: deputies that have joined, who may and what is told of them; and connections that have not.
+"""The hub's peers: followers that have joined, who may and what is told of them; and connections that have not.
 
 Of the latter so many and no more, so that strangers cannot take all descriptors. ZeroMQ accepts whoever comes, and has
 no way to send one away; to close the port would end every connection. So the descriptor itself is shut, which ZeroMQ
@@ -29,7 +29,7 @@ GONE_S = 10.0
 
 
 class Present(NamedTuple):
-    """A deputy that has joined before."""
+    """A follower that has joined before."""
 
     node: str
     slot: int
@@ -86,7 +86,7 @@ def newer_if_gone(join: Join, rivals: Sequence[Present]) -> str:
 
 
 class Joined(NamedTuple):
-    """A deputy that is new, or in a new life. What the last one has sent and was not read is lost."""
+    """A follower that is new, or in a new life. What the last one has sent and was not read is lost."""
 
     info: dict[str, Any]
     slot: int
@@ -96,7 +96,7 @@ class Joined(NamedTuple):
 
 
 class Body(NamedTuple):
-    """What a deputy has sent, in order, once."""
+    """What a follower has sent, in order, once."""
 
     body: bytes
     incarnation: int
@@ -104,7 +104,7 @@ class Body(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """A deputy's connection was closed: it ended, or was killed, or will be Back."""
+    """A follower's connection was closed: it ended, or was killed, or will be Back."""
 
     at_s: float
     why: str = ""
@@ -119,7 +119,7 @@ class Back(NamedTuple):
 
 
 class Missed(NamedTuple):
-    """A deputy says that it had to drop this many more packets: they were too many while nobody took them."""
+    """A follower says that it had to drop this many more packets: they were too many while nobody took them."""
 
     packets: int
 
@@ -150,7 +150,7 @@ class Counters:
     late_frames: int = 0
     """Frames of connections that have not joined, or were replaced."""
     unsent: int = 0
-    """Frames that a deputy's connection did not take; packets among them are sent again."""
+    """Frames that a follower's connection did not take; packets among them are sent again."""
     sent_away: int = 0
     """Connections that had not joined when there were too many of them."""
 
@@ -160,7 +160,7 @@ class Counters:
 
 @dataclass(eq=False)
 class Peer:
-    """A deputy, connected or not."""
+    """A follower, connected or not."""
 
     node: str
     slot: int
