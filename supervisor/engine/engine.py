@@ -112,12 +112,12 @@ class Engine:
 
     def next_deadline_s(self) -> float | None:
         """When tick next has something to do; None while only events matter."""
-        times = [self.state.detectors.rank_failure.next_deadline_s(), launcher_orders.due_s(self.state)]
+        times = [self.state.detectors.next_deadline_s(self.state), launcher_orders.due_s(self.state)]
         times += [node_silence.due_s(self.state), preemption.due_s(self.state), memory_save.due_s(self.state)]
         times += [interval_save.due_s(self.state)]
         times += [going_back.due_s(self.state), in_time_save.due_s(self.state)]
         if self.state.phase is Phase.RUNNING:
-            times += [self.state.detectors.hang.next_deadline_s(self.state), resumption.due_s(self.state)]
+            times.append(resumption.due_s(self.state))
         due_s = min((t for t in times if t is not None), default=None)
         # The microsecond after it, which is all that `handle` knows: a tick must come neither just before it is due,
         # nor at the very moment, for which a difference of two floats may say that it is still to come.

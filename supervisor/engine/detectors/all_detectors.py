@@ -35,6 +35,13 @@ class Detector(Protocol):
         """Take one of these in, and say what follows."""
 
 
+class TimedDetector(Detector, Protocol):
+    """One that also acts when nothing happens: it observes Ticked, or TickBegan, which come when it has said."""
+
+    def next_deadline_s(self, view: RunView) -> float | None:
+        """When it next has something to do; None while only events matter."""
+
+
 class Detectors(msgspec.Struct, kw_only=True):
     """Each with its memory, which a snapshot holds. They are asked in this order."""
 
@@ -56,6 +63,12 @@ class Detectors(msgspec.Struct, kw_only=True):
         """Those that want to see what is of this kind."""
         return [getattr(self, name) for name in _OBSERVERS.get(kind, ())]
 
+    def next_deadline_s(self, view: RunView) -> float | None:
+        """When the first of them has something to do."""
+        timed: list[TimedDetector] = [getattr(self, name) for name in _TIMED]
+        times = [detector.next_deadline_s(view) for detector in timed]
+        return min((at_s for at_s in times if at_s is not None), default=None)
+
 
 def _observers() -> dict[type, list[str]]:
     found: dict[type, list[str]] = {}
@@ -67,3 +80,4 @@ def _observers() -> dict[type, list[str]]:
 
 _OBSERVERS = _observers()
 """What is observed: names of fields."""
+_TIMED = [name for name in Detectors.__struct_fields__ if hasattr(getattr(Detectors(), name), "next_deadline_s")]

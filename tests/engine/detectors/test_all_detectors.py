@@ -13,6 +13,8 @@ from guardrun.supervisor.engine.detectors.node_health import FELT, KINDS
 from guardrun.supervisor.engine.failures import root_cause
 from guardrun.supervisor.engine.failures.failure_patterns import PATTERNS
 from guardrun.supervisor.engine.incidents.advice import advice_for
+from guardrun.supervisor.engine.model import events as ev
+from guardrun.supervisor.engine.model.derived_events import TickBegan
 
 OF_MANY = {
     "hang": {*(cause for cause, _ in hang._CAUSE.values()), "collective_timeout", "collective_mismatch", "init"},
@@ -33,6 +35,12 @@ OF_MANY = {
 }
 """What detectors find that have more than one cause to name."""
 PAGE = Path(__file__).parents[3] / "docs" / "incidents.md"
+
+
+def test_those_that_have_a_deadline_are_woken_by_it() -> None:
+    for name in Detectors.__struct_fields__:
+        detector = getattr(Detectors(), name)
+        assert hasattr(detector, "next_deadline_s") is not {ev.Ticked, TickBegan}.isdisjoint(detector.observes), name
 
 
 @pytest.mark.parametrize("name", Detectors.__struct_fields__)

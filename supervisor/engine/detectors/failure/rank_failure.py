@@ -173,14 +173,14 @@ class RankFailure(msgspec.Struct, kw_only=True):
 
     # Deadlines ---------------------------------------------------------------------------------------------
 
-    def next_deadline_s(self) -> float | None:
+    def next_deadline_s(self, view: RunView) -> float | None:
         """When exits are to be read (again)."""
         if self.crash is None:
             return None
         return self.crash.decide_by_s + (ANSWER_S if self.crash.is_asked else 0.0)
 
     def _on_tick(self, crash: Crash, view: RunView, now_s: float) -> Sequence[Verdict]:
-        due_s = self.next_deadline_s()
+        due_s = self.next_deadline_s(view)
         if due_s is None or now_s < due_s:
             return ()
         attempt, verdicts = attempt_of(view), list[Verdict]()

@@ -19,7 +19,13 @@ from guardrun.supervisor.engine.detectors.hang.hang import DOUBTFUL, find
 from guardrun.supervisor.engine.detectors.hang.memory import HangMemory, Suspicion
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.looks import RankLook
-from guardrun.supervisor.engine.model.run_view import AttemptView, RunView, attempt_of, silence_began_s
+from guardrun.supervisor.engine.model.run_view import (
+    AttemptView,
+    RunView,
+    attempt_of,
+    running_attempt,
+    silence_began_s,
+)
 from guardrun.supervisor.engine.model.transitions import Phase, PhaseChanged
 from guardrun.supervisor.engine.model.verdicts import Ended, LookWanted, Verdict
 from guardrun.supervisor.engine.observation.collective_waits import match, waits_on_device
@@ -166,8 +172,8 @@ class Hang(HangMemory, kw_only=True):
 
     def next_deadline_s(self, view: RunView) -> float | None:
         """When the watch next has something to do."""
-        attempt = attempt_of(view)
-        if not attempt.alive or view.is_failing:
+        attempt = running_attempt(view)
+        if attempt is None or not attempt.alive or view.is_failing:
             return None
         if view.is_node_silent:
             return None  # membership decides: what would be seen of its ranks is that they were not seen
