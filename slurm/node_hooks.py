@@ -52,7 +52,7 @@ AGENT_PATIENCE_S = 1.0
 
 CHECKS_S = 6.0
 """For the checks' process: Python's start, and the two seconds that the checks have together."""
-SLURM_S = 3.0
+SLURM_S = 8.0
 PROLOG = "prolog"
 ROOT = Path("/")
 """Never the job's folder: its user's configuration is not for root to read."""

@@ -23,7 +23,7 @@ RANKS = 8
 MESSAGES = 500_000
 QUICK_MESSAGES = 20_000
 TURNS = 5
-SILENCE_MS = 10_000
+SILENCE_MS = 60_000
 SAVES_IN = 10
 """One message in so many is a checkpoint's, which becomes an event; the rest are beats."""
 

@@ -13,8 +13,9 @@ from guardrun.hooks.wire import messages
 from guardrun.hooks.wire.zmtp_push import Push
 
 BEATS_SOCKET = "beats"
-LINGER_S = 0.1
-"""At the end: how long the last messages may take, where a supervisor is there and does not read."""
+LINGER_S = 2.0
+"""At the end: how long the last messages may take, where a supervisor is there and does not read: it may stand for a
+second on a busy node. Where none listens any more, nothing is waited for."""
 MAX_ARGUMENTS = 100
 MAX_ARGUMENT_CHARS = 500
 

@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 # of DDP's backward pass, in C++: torch's own log of DDP tells when the last gradient was there and when the last
 # reduction was. On CPUs it is told to time as many as are read; on devices it times every hundredth by itself, with
 # events of the device, and is left alone. Between two steps, which take the caches, timing one costs 50 µs, and reading
-# it another 80: that is done at most every 200 ms.
+# it another 80: that is done at most every 200 ms. torch writes its log at the next forward pass: after a step it tells
+# of the one before, or of an earlier one.
 #
 # What cannot be told: a device's time inside of collectives that are not DDP's, unless the user has it timed
 # (hooks/patches/device_timing.py): then the sums are of steps timed there. Else it counts as the rank's own, of every
@@ -125,6 +126,8 @@ class StepBreakdown:
         """Begin anew with the next step. Where odd ones come again and again, they are ordinary: the limit grows."""
         self.limit_ns = 2 * self.limit_ns if self.limit_ns else 1 << 62
         self._begin(now_ns)
+        for replica in self._replicas:
+            replica.begin(is_odd=True)
 
     def _begin(self, now_ns: int) -> None:
         words = self._rank.words
@@ -199,6 +202,8 @@ class Replica:
         self._last: tuple[int, int] = (0, 0)
         self._sum_ns = 0
         self._count = 0
+        self._is_stale = False
+        """What the log tells next may be of an odd step."""
         is_detailed = os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL"  # logs every timed step
         self._one_in = 0 if is_detailed or getattr(model, "device_type", "") != "cpu" else DDP_ONE_IN
         """Steps of which torch times one; 0: that is left to it."""
@@ -220,19 +225,22 @@ class Replica:
             model._set_ddp_runtime_logging_sample_rate(steps)
             self._one_in = steps
 
-    def begin(self) -> None:
-        """What was read before does not count."""
+    def begin(self, *, is_odd: bool = False) -> None:
+        """What was read before does not count; nor, after an odd step, what the log tells next: it lags by a step."""
         self._sum_ns = self._count = 0
+        self._is_stale = is_odd
 
     def read(self) -> None:
-        """Take the last step that was timed, if it is a new one. torch's lock is free: no backward pass runs."""
+        """Take the newest step in torch's log, if it is a new one. torch's lock is free: no backward pass runs."""
         model = self._model()
         if model is None:
             return
         log = model.logger._get_ddp_logging_data().ints_map
         timed = (log.get("backward_comm_time", 0), log.get("backward_compute_comm_overlap_time", 0))
-        if timed != self._last:
-            self._last = timed
+        is_new, is_stale, self._last = timed != self._last, self._is_stale, timed
+        if is_new or not self._one_in:  # where torch times few steps, the next in the log is hardly the odd one
+            self._is_stale = False
+        if is_new and not is_stale:
             self._sum_ns += max(0, timed[0] - timed[1])
             self._count += 1
 

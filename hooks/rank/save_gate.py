@@ -41,8 +41,9 @@ from guardrun.hooks.wire.board import Field, Milestone
 from guardrun.hooks.wire.examinations import LAST_STEP
 
 OPTIMIZERS = "torch.optim.optimizer"
-PEER_WAIT_S = 3.0
-"""A rank that ends because its peer is gone may be asked within this."""
+PEER_WAIT_S = 10.0
+"""A rank that ends because its peer is gone may be asked within this, unless it is to be stopped: a node whose
+connections were closed is lost after five seconds (supervisor/engine/membership/node_silence.py), or with others."""
 POLL_S = 0.01
 HANDED_S = 1.0
 """After a save: until its answer has been written."""
@@ -341,9 +342,7 @@ class SaveGate:
             if isinstance(error, KeyboardInterrupt):
                 self.is_answered = True  # somebody wants the end now
                 return
-            longer = self._rank.settings.get("peer_wait_s")
-            wait_s = longer if isinstance(longer, int | float) else PEER_WAIT_S
-            asked_by = monotonic_ns() + int(wait_s * 1e9) if has_lost_peer(error) else 0
+            asked_by = monotonic_ns() + int(PEER_WAIT_S * 1e9) if has_lost_peer(error) else 0
             words = self._rank.words
             while not self.is_asked and monotonic_ns() < asked_by and not words[Field.STOPPING]:
                 time.sleep(POLL_S)

@@ -18,7 +18,7 @@ from time import monotonic_ns
 
 from guardrun.hooks.rank import rank as _rank
 from guardrun.hooks.rank.rank import FLUSH, STOP
-from guardrun.hooks.wire.board import Milestone
+from guardrun.hooks.wire.board import Field, Milestone
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from guardrun.hooks.rank.rank import Rank
 
 FLUSH_S = 0.25
-STOP_S = 0.5
+STOP_S = 5.0
+"""Of a busy node. Else it takes milliseconds, where a supervisor reads or none listens any more, and LINGER_S
+(hooks/beat/message_sender.py) where one is there and does not read."""
 
 
 def start(rank: Rank) -> None:
@@ -95,7 +97,10 @@ class EndWatch:
     def on_last(self) -> None:
         """The last of atexit's functions: end our thread before the interpreter freezes it."""
         rank = self._rank
-        if rank is _rank.active and getpid() == rank.pid:
+        if rank is not _rank.active or getpid() != rank.pid:
+            return
+        # One that has failed answers nobody. The board has a time from the start on (hooks/startup/activate.py).
+        if rank.board is None or rank.words[Field.HEART_NS]:
             rank.outbox.wait_for(STOP, STOP_S)
 
     def _leave_words(self, text: str, frames: list[tuple[str, str, int]], at_ns: int) -> None:

@@ -139,9 +139,6 @@ def _change_environment(changes: Mapping[str, str | None]) -> None:
 # Attempt start ------------------------------------------------------------------------------------------------------
 
 
-PEER_WAIT_S = 10.0
-"""So long a rank whose peer is gone waits, in a job of several nodes, to be asked to save: a node whose connections
-were closed is lost after five seconds (supervisor/engine/membership/node_silence.py), or together with others."""
 INJECT = Path(guardrun.__file__).parent / "hooks" / "inject"
 """Holds sitecustomize.py and nothing else."""
 
@@ -185,7 +182,6 @@ def hook_environment(
         "memory_window_s": run.file.config.get("leaks", {}).get("memory_window_s"),
         "eval": run.file.config.get("live", {}).get("eval") is True,
         "jit": _saves_in_time(run),
-        **({"peer_wait_s": PEER_WAIT_S} if run.file.fleet is not None else {}),
         "snapshots": _snapshots(run),
         **({"warm": True} if run.file.config.get("launcher", {}).get("warm") else {}),
         "notices": spared_signals(run.file.config.get("preemption", {}), environ),

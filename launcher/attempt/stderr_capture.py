@@ -38,6 +38,7 @@ IDLE_S = 0.3
 JOIN_S = 2.0
 SETTLE_S = 0.2
 """What a rank wrote before it ended is taken within milliseconds; where the user's reader stands still, it is not."""
+STARVED_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -142,10 +143,20 @@ class Relay:
         self._writers.clear()
 
     def settle(self, rank: int, limit_s: float = SETTLE_S) -> None:
-        """Wait until what the rank has written is in its copy, and that is not about to be cut."""
-        deadline_s = time.monotonic() + limit_s
-        while time.monotonic() < deadline_s and (self._waiting_bytes(rank) or self._is_being_cut(rank)):
+        """Wait until what the rank has written is in its copy, and that is not about to be cut.
+
+        For limit_s, and on a busy machine for as long as the program waits for a CPU, up to STARVED_S.
+        """
+        began_s = time.monotonic()
+        while self._waiting_bytes(rank) or self._is_being_cut(rank):
+            waited_s = time.monotonic() - began_s
+            if waited_s >= (STARVED_S if self._is_starved() else limit_s):
+                break
             time.sleep(0.002)
+
+    def _is_starved(self) -> bool:
+        """Whether the program would go on if it were let: it waits neither for what is to come nor for a reader."""
+        return self._program.returncode is None and getattr(read_stat(self._program.pid), "state", "") == "R"
 
     def end(self, still_s: float = 2.0, limit_s: float = 10.0) -> None:
         """The ranks are dead: wait until all has been passed on, as long as something moves, and for limit_s at most.

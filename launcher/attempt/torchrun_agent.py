@@ -23,8 +23,8 @@ from guardrun.launcher.base.processes import (
 )
 from guardrun.supervisor.engine.model.events import Rank
 
-GATHER_S = 1.0
-"""Ranks of an attempt that come this much later than the first are not waited for."""
+GATHER_S = 5.0
+"""Ranks of an attempt that come this much later than the one before are not waited for: they have ended unseen."""
 
 UNKNOWN_EXIT = 1
 """Taken for a rank whose exit code the agent took and did not tell, where nothing else failed."""
@@ -139,7 +139,7 @@ class AgentAttempt:
             rank = Rank(global_rank=global_rank, local_rank=local_rank, pid=pid, node=self.node)
             found = _Found(rank, handle, environment.get("TORCHELASTIC_ERROR_FILE", ""))
             self._coming[pid] = (count, found)
-            self._since_s = now_s if self._since_s is None else self._since_s
+            self._since_s = now_s
 
     def filenos(self) -> list[int]:
         """Of the agent, too; a process that the kernel gave no pidfd for has none here."""

@@ -97,7 +97,7 @@ class SupervisorWatchdog:
 
 END_PATIENCE_S = 10.0
 """How long guardrund may take to end once the run has: a slow disk is waited for, a dead one not."""
-LAST_WORD_S = 1.0
+LAST_WORD_S = 5.0
 """How long what it sent before it ended well may take to be read here: its end may be seen sooner."""
 
 

@@ -69,15 +69,15 @@ class Preflight:
         from guardrun.supervisor.preflight.base.remark import Assignment, Refusals
 
         is_full = level == "full"
-        refused = [
-            *(_port(port) if port else []),
-            *(self._hear(Refusals, FIRST_WAIT_S if is_full else QUICK_WAIT_S, signals) or []),
-        ]
+        first = self._hear(Refusals, FIRST_WAIT_S if is_full else QUICK_WAIT_S, signals)
+        refused = [*(_port(port) if port else []), *(first or [])]
         if not refused:
             self._write_line(msgspec.json.encode(Assignment(level=level, subject=subject)))
         if not refused and is_full:
             print_line("pre-flight: trying the devices before the first attempt")
             answer = self._hear(Refusals, FULL_WAIT_S, signals)
+            if first is None and answer == []:  # that was the first line, which came late: the trial goes on
+                answer = self._hear(Refusals, FULL_WAIT_S, signals)
             refused = answer or []
             if answer is None:
                 print_line("warning: the pre-flight ended without an answer; going on")

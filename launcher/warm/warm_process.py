@@ -16,9 +16,9 @@ from typing import Any
 
 WARM_VARIABLE = "GUARDRUN_WARM"
 MAX_ANSWER_BYTES = 1 << 20
-FORK_S = 2.0
+FORK_S = 5.0
 """How long its answers are waited for: then ranks are started as ever."""
-BEGIN_S = 2.0
+BEGIN_S = 5.0
 """Likewise, until forked processes are ranks."""
 END_S = 1.0
 ENDED, SILENT = "the warm process has ended", "it does not answer"

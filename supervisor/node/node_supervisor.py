@@ -10,6 +10,7 @@ import math
 import os
 import queue
 import shutil
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -86,6 +87,8 @@ class NodeSupervisor:
         """Of the current attempt, as wire.Started has it."""
         self._inbox: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        """-1: closed."""
+        self._wake_lock = threading.Lock()
         self.pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="guardrun-worker")
         self.drains = Drains(run.run_id, self.terminal.print_line, role.isolation_settled)
         self.relations = NodeRelations(self, role)
@@ -182,7 +185,9 @@ class NodeSupervisor:
         self.terminal.close()
         self.sampler.close()
         self.oom.close()
-        os.close(self._wake)
+        with self._wake_lock:  # a writer that is still at it posts what came of it: the number may be another's by then
+            os.close(self._wake)
+            self._wake = -1
         self._occupied.release()
         if self._launcher_process is not None:
             self._launcher_process.close()
@@ -213,12 +218,16 @@ class NodeSupervisor:
 
     def feed(self, event: ev.Event) -> bool:
         """Give a fact to whoever decides; on the loop's thread. False where that failed."""
+        if isinstance(event, ev.LookTaken):
+            self._sample(time.monotonic())  # what has advanced since the look began did not hang, however late that is
         return self._role.feed(event)
 
     def post(self, call: Callable[[], object]) -> None:
         """Have the loop's thread make a call; for worker threads."""
         self._inbox.put(call)
-        os.eventfd_write(self._wake, 1)
+        with self._wake_lock:
+            if self._wake >= 0:
+                os.eventfd_write(self._wake, 1)
 
     def in_background(
         self,

@@ -28,7 +28,7 @@ MAX_UNWRITTEN = 4
 """Times as many wait for a disk that does not answer; what comes after them is dropped."""
 MIN_FREE_BYTES = 16 << 20
 """What is left on the run directory's file system is for the journal and for checkpoints."""
-END_S = 0.5
+END_S = 2.0
 """At the end: how long what a short script told with its last words may take to be read."""
 
 

@@ -21,7 +21,7 @@ from guardrun.supervisor.node.rank_devices import read_pid_namespace
 from guardrun.supervisor.wire.control_messages import Finish, Start, Stop, ToLauncher
 
 POLL_S = 0.25
-FIRST_S = 2.0
+FIRST_S = 8.0
 """NVML has to answer for the first time within so long: an order to start waits for no driver that is stuck."""
 
 

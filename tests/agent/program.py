@@ -106,7 +106,8 @@ def main(readings: str, *arguments: str) -> int:
 
     def wall() -> float:
         clock = Path(f"{readings}.clock")
-        return time.time() + (float(clock.read_text()) if clock.exists() else 0.0)
+        by_s = float(clock.read_text()) if clock.exists() else 0.0
+        return time.time() + by_s
 
     return run_node(arguments, equip, wall)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import resource
 import signal
 import socket
@@ -49,10 +50,10 @@ def test_nobody_is_told_more_often_than_once_a_second(agent: AgentBed, raw: Raw)
         while not isinstance(message := raw.hear(), Facts):
             pass
         if not message.is_whole:
-            times.append(time.monotonic())
+            times.append(message.at_s)
         agent.tell(f"cpu temperature_c {number}\n")
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
-    assert all(gap > 0.8 for gap in gaps), gaps
+    assert all(gap > 0.99 for gap in gaps), gaps
 
 
 def test_what_does_not_change_is_not_told_again(agent: AgentBed, raw: Raw) -> None:
@@ -295,9 +296,12 @@ def test_a_set_clock_is_noticed_and_stops_nothing(agent: AgentBed) -> None:
     for by_s in (-86400, 0):
         clock.with_suffix(".new").write_text(str(by_s))
         clock.with_suffix(".new").rename(clock)
-        sign = "-86400" if by_s else "+86400"
-        wait_until(
-            lambda sign=sign: [e for e in agent.history(name="clock_set")["entries"] if sign in e["text"]], 20, sign
-        )
+        sign = "-" if by_s else "+"
+        noticed = re.compile(rf" [{sign}]86[34]\d\d\.")  # a busy machine takes its time from one look to the next
+
+        def entries(noticed: re.Pattern[str] = noticed) -> list[object]:
+            return [one for one in agent.history(name="clock_set")["entries"] if noticed.search(one["text"])]
+
+        wait_until(entries, 20, f"a day {sign}")
     agent.tell("! cpu mce after it\n")
     agent.wait_for_entry("mce")

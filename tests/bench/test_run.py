@@ -45,7 +45,7 @@ def test_a_job_ends_all_that_it_started() -> None:
 def test_a_job_that_fails_says_what_it_said() -> None:
     with Job(Launcher.TORCHRUN, "no_such_script.py", ranks=1) as job:
         with pytest.raises(CannotMeasure, match="ended before 'first'"):
-            job.wait_for("first")
+            job.wait_for("first", timeout_s=200)
         with pytest.raises(CannotMeasure, match=r"(?s)ended with 1.*no_such_script\.py"):
             job.wait()
 
@@ -55,11 +55,10 @@ def test_messages_are_counted_through_a_real_socket() -> None:
 
 
 def test_cpu_and_memory_of_a_process_are_those_of_the_kernel() -> None:
-    before = read_cpu_s(os.getpid())
-    end = time.process_time() + 0.05
-    while time.process_time() < end:
+    before, began = read_cpu_s(os.getpid()), time.process_time()
+    while time.process_time() < began + 0.05:
         pass
-    assert read_cpu_s(os.getpid()) - before == pytest.approx(0.05, abs=0.04)
+    assert read_cpu_s(os.getpid()) - before == pytest.approx(time.process_time() - began, abs=0.02)
     assert 5 < read_pss_mb(os.getpid()) < 5000
     with pytest.raises(CannotMeasure):
         read_cpu_s(2**22 + 1)

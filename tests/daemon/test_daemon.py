@@ -44,7 +44,7 @@ def daemon_of(folder: Path, **changes: Any) -> Iterator[Daemon]:
     changes = {"config": {"node": {"state_dir": str(folder / "state")}}, **changes}  # not this machine's own
     run: RunFile = run_file(run_id=folder.name, socket_dir=str(folder / "s"), clock_mono_s=time.monotonic(), **changes)
     with ExitStack() as stack:
-        writer = BackgroundWriter()
+        writer = BackgroundWriter(patience_s=60.0)
         stack.callback(writer.close)
         daemon = Daemon(folder, run, writer)
         stack.callback(daemon.close)
@@ -211,10 +211,12 @@ def test_a_node_that_stays_silent_after_the_head_was_stopped_is_lost(tmp_path: P
         daemon.greeted(HELLO)
         pump(lambda: OTHER in joined(tmp_path))
         process.stop(STOPPED_S)
-        for _ in range(10):  # It runs now, and that node does not.
+        for _ in range(40):  # It runs now, and that node does not. (A busy machine may stop it once more.)
             process.stop(3.0)
             daemon.sampled()
             daemon.turn({})
+            if daemon.engine.state.incidents:
+                break
         assert [one.cause for one in daemon.engine.state.incidents.values()] == ["node_lost"]
 
 

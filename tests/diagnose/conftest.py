@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from guardrun.supervisor.diagnose.answer import Diagnosis
+from tests.collect.conftest import is_asleep
 from tests.support.guardrun_run import MARK, GuardrunRun, GuardrunStarter, clean_environment
 from tests.support.processes import descendants, kill_marked, reap
 from tests.support.waiting import wait_until
@@ -58,7 +59,7 @@ def after_first_look(*arguments: str, cwd: Path) -> Iterator[subprocess.Popen[st
             quiet_s = time.monotonic()
             while time.monotonic() - quiet_s < 0.5:  # one py-spy for each rank, at once or one after the other
                 now = faults_of_children(process.pid)
-                if now != seen or descendants(process.pid):
+                if now != seen or descendants(process.pid) or not is_asleep(process.pid):
                     seen, quiet_s = now, time.monotonic()
                 time.sleep(0.02)
             yield process

@@ -29,7 +29,7 @@ def test_a_run_from_its_first_steps_to_its_violent_end(tmp_path: Path) -> None:
     """Long: one run in each of its states, looked at in each."""
     starter, job = start_commanded(tmp_path, None, config=WATCHED)
     try:
-        healthy(ask(job))
+        healthy(job)
         suspicious_then_hang(job)
         without_its_supervisor(job)
         killed(job)
@@ -42,9 +42,11 @@ def ask(job: Commanded, *arguments: str) -> Said:
     return diagnose("--gap", "1", "--json", *arguments, cwd=job.folder)
 
 
-def healthy(said: Said) -> None:
+def healthy(job: Commanded) -> None:
+    said = wait_until(lambda: (said := ask(job)).code == 0 and said, 60, "a healthy verdict")
+    assert said
     told = said.told
-    assert (said.code, told.verdict) == (0, "healthy")
+    assert told.verdict == "healthy"
     assert told.summary.startswith("Training is healthy: last progress ")
     assert told.confidence > 0.9
     assert (told.target.kind, told.target.source, told.target.attempt) == ("run", "supervisor", 0)
@@ -54,9 +56,12 @@ def healthy(said: Said) -> None:
 
 def suspicious_then_hang(job: Commanded) -> None:
     job.suffer("block")
-    told = wait_until(lambda: told_if(job, "suspicious"), 20, "a suspicion")
+    # A suspicion lasts some seconds: on a busy machine a look may come after it.
+    told = wait_until(lambda: told_if(job, "suspicious", "hang"), 20, "a suspicion")
     assert [c.pid for c in told.culprits] == [job.pid_of(1)]
-    assert told.cause == "rank_blocked" and told.patience_left_s is not None and told.patience_left_s > 0
+    assert told.cause == "rank_blocked"
+    if told.verdict == "suspicious":
+        assert told.patience_left_s is not None and told.patience_left_s > 0
     assert "fetch_vocabulary_update (commanded.py:" in told.summary and told.onset is not None
     told = wait_until(lambda: told_if(job, "hang"), 40, "a hang")
     assert (told.cause, [c.rank for c in told.culprits], told.patience_left_s) == ("rank_blocked", [1], None)
@@ -67,9 +72,10 @@ def suspicious_then_hang(job: Commanded) -> None:
     assert incident["cause"] == "rank_blocked"
 
 
-def told_if(job: Commanded, verdict: str) -> Diagnosis | None:
+def told_if(job: Commanded, *verdicts: str) -> Diagnosis | None:
+    """With a culprit: a look for which py-spy took too long has none."""
     told = ask(job).told
-    return told if told.verdict == verdict else None
+    return told if told.verdict in verdicts and told.culprits else None
 
 
 def without_its_supervisor(job: Commanded) -> None:
@@ -78,7 +84,13 @@ def without_its_supervisor(job: Commanded) -> None:
     assert run_dir is not None
     control = next(Path(path) for path in sockets_of(job) if path.endswith("/control"))
     control.rename(control.with_name("elsewhere"))
-    told = ask(job, run_dir.name).told
+
+    def told_of_culprits() -> Diagnosis | None:
+        told = ask(job, run_dir.name).told
+        return told if told.culprits else None
+
+    told = wait_until(told_of_culprits, 60, "a look of guardctl's own that sees a culprit")
+    assert told is not None
     control.with_name("elsewhere").rename(control)
     assert told.target.source == "guardctl"
     assert [c.rank for c in told.culprits] == [1]
@@ -98,8 +110,10 @@ def killed(job: Commanded) -> None:
     assert run_dir is not None
     ranks = [job.pid_of(0), job.pid_of(1)]
     [supervisor] = job.run.supervisors()
-    os.kill(supervisor.pid, signal.SIGKILL)
-    os.kill(job.run.pid, signal.SIGKILL)
+    # Stopped first: of two that are killed one after the other, the one that is left could start another supervisor.
+    for signum in (signal.SIGSTOP, signal.SIGKILL):
+        os.kill(job.run.pid, signum)
+        os.kill(supervisor.pid, signum)
     job.run.process.wait(60)
     wait_until(lambda: not set(ranks) & {process.pid for process in job.run.alive()}, 20, "the ranks' end")
     said = ask(job, run_dir.name)

@@ -72,7 +72,7 @@ def test_a_rank_of_this_node_that_is_not_alive(bare: Bare, ask: Ask) -> None:
 
 def test_a_rank_that_dies_in_the_middle(bare: Bare) -> None:
     pids = bare.ranks(SLEEP, 2)
-    with after_first_look("--pid", *map(str, pids), "--gap", "2", cwd=bare.folder) as process:
+    with after_first_look("--pid", *map(str, pids), "--gap", "10", cwd=bare.folder) as process:
         os.kill(pids[1], signal.SIGKILL)
         told = ended(process).told
     assert [line.doing for line in told.ranks] == ["idle", "exited"]
@@ -81,7 +81,7 @@ def test_a_rank_that_dies_in_the_middle(bare: Bare) -> None:
 
 def test_all_ranks_die_in_the_middle(bare: Bare) -> None:
     [pid] = bare.ranks(SLEEP, 1)
-    with after_first_look("--pid", str(pid), "--gap", "2", cwd=bare.folder) as process:
+    with after_first_look("--pid", str(pid), "--gap", "10", cwd=bare.folder) as process:
         os.kill(pid, signal.SIGKILL)
         said = ended(process)
     assert (said.code, said.told.verdict) == (1, "unknown")
@@ -131,7 +131,7 @@ def test_a_thousand_threads(bare: Bare, ask: Ask) -> None:
     def is_named() -> bool:
         began_s = time.monotonic()
         tries.append(ask("--pid", pid, "--gap", 0.3))
-        assert time.monotonic() - began_s < 30
+        assert time.monotonic() - began_s < 120
         return bool(tries[-1].told.culprits)
 
     try:

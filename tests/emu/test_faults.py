@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -115,14 +116,15 @@ def test_an_asynchronous_error_is_told_steps_after_its_cause(start_ranks: StartR
 def test_a_host_that_its_device_holds_up(start_ranks: StartRanks, name: str) -> None:
     job = fault(start_ranks, name, EMU_QUEUE="64")
     assert job.wait(1) == -signal.SIGABRT
-    has_gil = name != "queue_full"
-    assert ("Could not acquire GIL within 300 ms on exit, possible GIL induced hang" in job.output(1)) == has_gil
+    if name != "queue_full":  # where nobody keeps it, a busy machine may still take as long to hand it on
+        assert "Could not acquire GIL within 300 ms on exit, possible GIL induced hang" in job.output(1)
 
 
 def test_a_query_that_hangs_stops_the_watchdog_and_the_monitor_ends_the_process(start_ranks: StartRanks) -> None:
+    """Long: torch's monitor has to be out of patience first."""
     job = fault(start_ranks, "query_hangs", "--timeout-s", "60")
     assert job.wait(1) == -signal.SIGABRT
-    assert "ProcessGroupNCCL's watchdog got stuck for 2 seconds without making progress" in job.output(1)
+    assert "ProcessGroupNCCL's watchdog got stuck for 6 seconds without making progress" in job.output(1)
     assert f"{MONITOR}ProcessGroupNCCL watchdog hang." in job.output(1)
 
 
@@ -151,7 +153,12 @@ def test_whoever_writes_into_the_pipe_gets_a_dump_and_training_goes_on(start_ran
     pipe = tmp_path / "pipe_0.pipe"
     wait_until(lambda: "step 10 " in job.output(0) and pipe.exists(), 60, "ten steps")
     pipe.write_bytes(b"1")
-    dump = wait_until(lambda: (tmp_path / "trace_0").exists() and (tmp_path / "trace_0").read_bytes(), 60, "a dump")
-    assert pickle.loads(dump)["entries"]
+
+    def dump() -> Any:
+        with suppress(FileNotFoundError, EOFError, pickle.UnpicklingError):  # it may still be written
+            return pickle.loads((tmp_path / "trace_0").read_bytes())
+        return None
+
+    assert wait_until(dump, 60, "a dump")["entries"]
     before = job.output(0).count("\n")
     wait_until(lambda: job.output(0).count("\n") > before, 60, "more steps")

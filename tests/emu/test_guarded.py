@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from guardrun.hooks.wire.messages import HookFailed, Noted
-from tests.emu.ranks import QUICK, SCRIPT
+from tests.emu.ranks import LIGHT, SCRIPT
 from tests.hooks.bed import Bed, finish
 
 pytestmark = pytest.mark.real("g++")
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.real("g++")
 def test_a_bad_step_is_left_out_on_a_device(library: Path, numeric: str) -> None:
     with Bed() as bed:
         bed.numeric = numeric
-        done = finish(bed.start([str(SCRIPT.with_name("guarded.py"))], more=QUICK))
+        done = finish(bed.start([str(SCRIPT.with_name("guarded.py"))], more=LIGHT))
         assert done.returncode == 0, done
         assert bed.hear_all(HookFailed) == [] and bed.hear_all(Noted) == []
     told = json.loads(done.stdout)

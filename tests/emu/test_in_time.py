@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed.tensor  # what is sharded is loaded as its tensors
 
-from tests.emu.ranks import QUICK
+from tests.emu.ranks import LIGHT
 from tests.emu.ranks import SCRIPT as TRAIN
 from tests.runs.runs import QUICK as SOON
 from tests.runs.runs import RESUME, EdgeRuns, finish, only
@@ -19,7 +19,9 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.real("g++")
 
 STEPS, AT = 12, 8
-CONFIG = f"{RESUME}jit_s = 20\n{SOON}"
+CONFIG = f"{RESUME}jit_s = 60\n{SOON}"
+SHORT = {**LIGHT, "EMU_QUEUE": "200"}
+"""What is queued, a device on a busy machine is through with within seconds."""
 
 
 SCRIPT = str(TRAIN.with_name("in_time.py"))
@@ -30,7 +32,7 @@ class Trained:
 
     def __init__(self, runs: EdgeRuns, *arguments: str, ranks: int = 2) -> None:
         planted = (f"--steps={STEPS}", f"--at={AT}", *arguments)  # the last of each counts
-        self.finished = runs.run(SCRIPT, *planted, config=CONFIG, env=dict(QUICK), ranks=ranks)
+        self.finished = runs.run(SCRIPT, *planted, config=CONFIG, env=dict(SHORT), ranks=ranks)
         assert self.finished.returncode == 0, self.finished
         files = [runs.folder / f"losses-{number}" for number in range(ranks)]
         lines = [line.split() for file in files for line in file.read_text().splitlines()]
@@ -99,7 +101,7 @@ def test_before_the_job_ends_a_device_that_is_behind_is_waited_for(
     What follows from the checkpoint has the losses of a run that nothing has disturbed.
     """
     endless = ("--steps=100000", "--waits=never", "--kernel-s=0.03", *shards)
-    run = runs.start(SCRIPT, *endless, config=CONFIG, env=dict(QUICK))
+    run = runs.start(SCRIPT, *endless, config=CONFIG, env=dict(SHORT))
     wait_until(lambda: len(list(runs.folder.glob("ahead-*"))) == 2, 60, "steps")
     run.send(signal.SIGUSR1)
     finished = finish(run, 60)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.emu.ranks import QUICK, SCRIPT
+from tests.emu.ranks import LIGHT, SCRIPT
 from tests.runs.runs import check_show
 from tests.support.guardrun_run import GuardrunRun
 from tests.support.waiting import wait_until
@@ -61,7 +61,7 @@ json.dump(told, sys.stdout)
 
 
 def test_figures_are_those_of_a_caching_allocator(library: Path) -> None:
-    env = {**os.environ, **QUICK, "EMU_MEMORY_MB": "64"}
+    env = {**os.environ, **LIGHT, "EMU_MEMORY_MB": "64"}
     done = subprocess.run([sys.executable, "-c", FIGURES], env=env, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     told: list[Any] = json.loads(done.stdout)
@@ -87,11 +87,11 @@ def test_ranks_whose_devices_fill_up_are_told_and_train_on(
     Asked what it keeps, the one that leaks names the line, though to Python what that keeps is next to nothing.
     """
     end = tmp_path / "end"
-    env = {**QUICK, "EMU_MEMORY_MB": str(DEVICE_MB)}
+    env = {**LIGHT, "EMU_MEMORY_MB": str(DEVICE_MB)}
     arguments = ["--nproc-per-node=3", str(HABITS), str(end), "tidy", "leaks", "streams"]
     run = start_guardrun(arguments, config=WINDOWS, env=env)
     wait_until(lambda: _steps(run) >= 5, 60, "steps")
-    for seconds in ("10", "30", "90"):
+    for seconds in ("10", "30", "45"):
         memory = json.loads(run.guardctl("memory", "1", "--seconds", seconds, "--json"))["ranks"]["1"]
         if memory["grown"]["steps"] >= 5:  # of a busy machine, ten seconds are too few for them
             break

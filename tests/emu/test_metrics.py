@@ -16,7 +16,7 @@ from guardrun.hooks.wire.messages import HookFailed, Noted
 from guardrun.hooks.wire.metrics_page import Flag
 from guardrun.supervisor.collect.ranks.checksums import ChecksumsReader, fold_sums
 from guardrun.supervisor.engine.model.events import ReplicaCheck
-from tests.emu.ranks import QUICK, SCRIPT
+from tests.emu.ranks import LIGHT, SCRIPT
 from tests.hooks.bed import Bed, finish
 from tests.hooks.metric_records import read_page
 
@@ -40,7 +40,7 @@ def test_zeros_of_modules_are_counted_without_waiting(library: Path, tmp_path: P
     with Bed() as bed:
         bed.make_board()
         bed.detect = "deep"
-        done = finish(bed.start([str(UNWAITED), str(STEPS), str(tmp_path / "ours"), "fine"], more=QUICK))
+        done = finish(bed.start([str(UNWAITED), str(STEPS), str(tmp_path / "ours"), "fine"], more=LIGHT))
         assert done.returncode == 0, done
         assert bed.hear_all(HookFailed) == [] and bed.hear_all(Noted) == []
     ours = json.loads((tmp_path / "ours").read_text())
@@ -50,13 +50,13 @@ def test_zeros_of_modules_are_counted_without_waiting(library: Path, tmp_path: P
 def test_values_on_a_device_are_read_when_they_are_there(library: Path, tmp_path: Path) -> None:
     with Bed() as bed:
         bed.make_board()
-        done = finish(bed.start([str(UNWAITED), str(STEPS), str(tmp_path / "ours")], more=QUICK))
+        done = finish(bed.start([str(UNWAITED), str(STEPS), str(tmp_path / "ours")], more=LIGHT))
         assert done.returncode == 0, done
         assert bed.hear_all(HookFailed) == [] and bed.hear_all(Noted) == []
         records, unread = read_page(bed.sockets)
         checks = read_checks(bed.sockets)
     command = [sys.executable, str(UNWAITED), str(STEPS), str(tmp_path / "theirs")]
-    subprocess.run(command, env={**os.environ, **QUICK}, check=True)
+    subprocess.run(command, env={**os.environ, **LIGHT}, check=True)
     ours, theirs = (json.loads((tmp_path / name).read_text()) for name in ("ours", "theirs"))
     truth: list[Any] = ours["truth"]
     assert ours["waits"] == theirs["waits"] == 0

@@ -24,7 +24,7 @@ from tests.support.processes import Process
 from tests.support.waiting import wait_until
 
 SAVE_EVERY = 5
-LONG_S = 60.0
+LONG_S = 150.0
 
 
 class Entry(NamedTuple):

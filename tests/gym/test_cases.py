@@ -14,7 +14,7 @@ from benchmarks.gym.play import Turn, play
 from benchmarks.gym.score import score_decoy, score_fault
 from benchmarks.gym.suite import CASES
 
-pytestmark = pytest.mark.real("py-spy")
+pytestmark = [pytest.mark.real("py-spy"), pytest.mark.timeout(900)]
 
 QUICK = ("killed", "exception", "stop", "extra_barrier", "brief_stop")
 BY_CASE = {case.name: case for case in CASES}

@@ -219,7 +219,7 @@ def run_plain(command: Sequence[str], env: dict[str, str], cwd: Path | None = No
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=240.0,
         start_new_session=True,
         check=False,
     )

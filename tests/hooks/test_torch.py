@@ -161,6 +161,7 @@ def test_every_collective_is_among_those_that_are_compiled() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_compiled_collectives_are_as_without_us(tmp_path: Path) -> None:
     """Long: every collective compiled, in whole graphs and in others, with hooks and without.
 

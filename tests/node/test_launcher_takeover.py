@@ -130,4 +130,4 @@ def test_a_launcher_that_goes_on_in_time_does_it_itself(bed: Bed) -> None:
     time.sleep(0.2)
     stand_in.step(time.monotonic())
     assert not bed.fed
-    assert getattr(read_stat(bed.pids[1]), "state", "") == "S"
+    wait_until(lambda: getattr(read_stat(bed.pids[1]), "state", "") == "S", 10, "it to sleep on")

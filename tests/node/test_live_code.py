@@ -126,6 +126,7 @@ def test_frames_that_are_none_hold_nobody_up(node: LiveNode, folder: Path, monke
                 peer.shutdown(socket.SHUT_WR)
             peer.settimeout(20)
             assert b"error" in peer.recv(4096)
+    monkeypatch.undo()
     asking = Asking(folder, rank=9)
     assert "no rank 9" in asking.end(node)["error"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,7 +42,7 @@ def test_one_at_a_time(node: Node) -> None:
     ask(node, 4, seconds=100)
     ask(node, 4)
     answers, missing = node.told.pop()
-    assert answers == {} and missing == {4: "it is being sampled already, for 100 s more"}
+    assert answers == {} and re.fullmatch(r"it is being sampled already, for (100|9\d) s more", missing[4])
     node.examinations.close()
     node.turn()
     assert node.told == [] and list(node.sockets.glob("flame-*")) == []

@@ -170,8 +170,10 @@ def test_an_order_that_is_not_wanted_any_more_is_never_sent(make: Make, stub: Nv
 def test_what_is_heard_too_late_of_an_earlier_attempt_lets_nothing_pass(make: Make, stub: NvmlStub, dead: int) -> None:
     """It was posted before that attempt was forgotten, and is read after the next has ended."""
     bed = make(60.0)
+    stub.set(gpu=0, frees_ms=NEVER_MS)
     bed.gate.attempt_stopped({1: 0}, [GPU])
     assert bed.gate.holds(ORDER)
+    stub.set(gpu=0, frees_ms=0)
     wait_until(lambda: not asking(), 20, "the first answer, which is posted by then")
     stub.set(gpu=0, frees_ms=NEVER_MS)
     bed.gate.attempt_stopped({dead: 0}, [GPU])

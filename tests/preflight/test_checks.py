@@ -73,11 +73,11 @@ def test_one_that_hangs_and_one_that_raises_are_in_nobodys_way(subject: Make) ->
 
     checks = [Check("slow", hang), Check("broken", fail), Check("fine", lambda _: [ok("fine", "Fine.")])]
     try:
-        report = run_checks(checks, subject(), timeout_s=0.3)
+        report = run_checks(checks, subject(), timeout_s=5.0)
     finally:
         release.set()
     assert [(one.check, one.severity) for one in report.remarks] == [("slow", WARN), ("broken", WARN), ("fine", OK)]
-    assert "did not answer within 0.3 s" in report.remarks[0].summary
+    assert "did not answer within 5 s" in report.remarks[0].summary
     assert "ValueError: not expected" in report.remarks[1].summary
     assert report.took_s < 20
 
@@ -277,17 +277,18 @@ def test_a_gpu_that_is_lost_or_whose_memory_cannot_be_mended(subject: Make, nvml
 
 
 @pytest.mark.real("cc")
-def test_a_driver_that_does_not_answer(subject: Make, nvml_stub: NvmlStub) -> None:
+def test_a_driver_that_does_not_answer(subject: Make, nvml_stub: NvmlStub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "PATIENCE_S", 6.0)
     nvml_stub.hang("nvmlDeviceGetPowerUsage", gpu=0)
 
     def remark() -> Remark | None:
         began_s = time.monotonic()
         [one, *_] = run_checks([gpus.CHECK], subject(nvml_stub.variables), timeout_s=30.0).remarks
         assert time.monotonic() - began_s < 30
-        return None if "being initialised" in one.summary else one  # it had no time to get so far
+        return one if "nvmlDeviceGetPowerUsage" in one.summary else None  # it had no time to get so far
 
     said = wait_until(remark, 60, "it to be asked")
-    assert said is not None and said.severity is WARN and "nvmlDeviceGetPowerUsage" in said.summary
+    assert said is not None and said.severity is WARN
 
 
 @pytest.mark.real("cc")

@@ -18,7 +18,7 @@ from guardrun.launcher.run.preflight import CODE, is_off
 from guardrun.supervisor.preflight.base.remark import Assignment, Subject
 from tests.sensors.nvml_stub import NvmlStub
 from tests.support.deadmount import dead_mount
-from tests.support.guardrun_run import Finished, GuardrunRun
+from tests.support.guardrun_run import Finished, GuardrunRun, GuardrunStarter
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until
 
@@ -27,6 +27,18 @@ ON = {"GUARDRUN_PREFLIGHT_LEVEL": None}
 SCRIPT = "import time; time.sleep({}); print('trained')"
 PRE_FLIGHT_S = 240.0
 """For a word of the pre-flight on a busy machine: it is nice to everybody else."""
+UNHURRIED = """
+import sys
+from guardrun.launcher.main import main
+from guardrun.launcher.run import preflight
+preflight.QUICK_WAIT_S = 240.0
+preflight.CODE = preflight.CODE.removesuffix("leave()") + (
+    "from guardrun.supervisor.preflight.base import remark; remark.run_checks.__defaults__ = (240.0,); "
+    "from guardrun.supervisor.preflight.checks import gpus; gpus.PATIENCE_S = 120.0; leave()"
+)
+sys.exit(main())
+"""
+"""A guardrun that waits for what its pre-flight finds, where a busy machine needs longer than a start may take."""
 WAITS = "import os, time\nwhile not os.path.exists('end'): time.sleep(0.02)\nprint('trained')"
 
 
@@ -110,11 +122,17 @@ def test_a_port_in_use_is_refused_before_anything_is_there(run_guardrun: Run) ->
 
 
 @pytest.mark.real("cc")
-def test_a_lost_gpu_is_refused_and_off_runs_all_the_same(run_guardrun: Run, nvml_stub: NvmlStub) -> None:
+def test_a_lost_gpu_is_refused_and_off_runs_all_the_same(
+    run_guardrun: Run, nvml_stub: NvmlStub, tmp_path: Path
+) -> None:
     """Long on a busy machine: a refused start, and a whole one."""
     nvml_stub.set(gpu=0, lost=1)
     variables = nvml_stub.variables
-    done = run_guardrun(["--nproc-per-node=1"], script=SCRIPT.format(0), env={**ON, **variables})
+    starter = GuardrunStarter(tmp_path, [sys.executable, "-c", UNHURRIED])
+    try:
+        done = starter.run(["--nproc-per-node=1"], script=SCRIPT.format(0), env={**ON, **variables})
+    finally:
+        starter.close()
     assert (done.returncode, done.stdout, done.run_dir) == (71, "", None), done
     assert ("guardrun: refused: " in done.stderr and "Reboot the node" in done.stderr) or "Reset it" in done.stderr
     flags = ["--guard-preflight=off", "--nproc-per-node=1"]
@@ -145,7 +163,9 @@ def test_a_level_that_is_none(run_guardrun: Run) -> None:
 def test_full_tries_the_devices_before_the_first_attempt(run_guardrun: Run, tmp_path: Path) -> None:
     """Long on a busy machine: the devices' processes import torch."""
     env = {**ON, "GUARDRUN_NODE_STATE_DIR": str(tmp_path / "state")}
-    done = run_guardrun(["--guard-preflight=full", "--nproc-per-node=1"], script=SCRIPT.format(2), env=env)
+    done = run_guardrun(
+        ["--guard-preflight=full", "--nproc-per-node=1"], script=SCRIPT.format(2), env=env, timeout_s=240
+    )
     assert (done.returncode, done.stdout) == (0, "trained\n"), done
     assert "trying the devices" in done.stderr
     assert (tmp_path / "state" / "bandwidth.json").is_file()

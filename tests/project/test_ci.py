@@ -74,10 +74,10 @@ def test_a_step_that_fails_ends_it_with_its_status(tmp_path: Path) -> None:
 @pytest.mark.parametrize("slow", ["demo", "test"])
 def test_what_would_take_too_long_is_ended_and_that_is_said(tmp_path: Path, slow: str) -> None:
     began_s = time.monotonic()
-    done = run_ci(tmp_path, SLOW=slow, SLOW_S="50", CI_LIMIT_S="1")
+    done = run_ci(tmp_path, SLOW=slow, SLOW_S="200", CI_LIMIT_S="10")
     assert done.returncode == 1
-    assert time.monotonic() - began_s < 30
-    words = "packages, lint, demo and tests together may take 1 s, and"
+    assert time.monotonic() - began_s < 120
+    words = "packages, lint, demo and tests together may take 10 s, and"
     assert re.fullmatch(rf"\n\.ci/run: ended make {slow}.*: {words} \d+ s have passed\n", done.stderr)
 
 

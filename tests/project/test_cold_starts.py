@@ -130,7 +130,7 @@ def test_two_launchers_that_meet(start_guardrun: Start) -> None:
     port = free_ports(1)[0]
     flags = ["--nnodes=2", "--nproc-per-node=1", "--master-addr=127.0.0.1", f"--master-port={port}"]
     runs = [start_guardrun([*flags, f"--node-rank={node}"], script=TELLS) for node in range(2)]
-    done = [run.wait(60) for run in runs]
+    done = [run.wait(200) for run in runs]
     assert [one.returncode for one in done] == [0, 0], done
     told = said("".join(one.stdout for one in done))
     assert [(one["rank"], one["frozen"]) for one in told] == [("0", 0), ("1", 0)]

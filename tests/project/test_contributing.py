@@ -67,7 +67,7 @@ def apply(piece: Piece, tree: Path) -> None:
 def lay_out(tree: Path, pieces: list[Piece]) -> None:
     """Make the copy, with what has been compiled of it (known by time and size, which copies keep), and apply these."""
     for name in COPIED:
-        shutil.copytree(ROOT / name, tree / name, symlinks=True)
+        shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=shutil.ignore_patterns("*.pyc.*"))
     shutil.copy(ROOT / "pyproject.toml", tree)
     for name in LINKED:
         (tree / name).symlink_to(ROOT / name)

@@ -39,7 +39,7 @@ def train(folder: Path, environment: dict[str, str]) -> str:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=120,
+            timeout=270,
             check=False,
         )
     finally:

@@ -312,7 +312,6 @@ for _ in range(150):
 """
 
 
-@pytest.mark.timeout(120)
 def test_no_child_waits_for_a_lock_of_a_thread_that_it_does_not_have() -> None:
     """Of forks beside threads that look up names, some one in a hundred has the resolver's lock, and nobody in it."""
     with client.executed():

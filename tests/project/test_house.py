@@ -8,6 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import pytest
+
 from tests.project.purity import ROOT
 
 FOLDERS = ("hooks", "launcher", "supervisor", "slurm", "systemd")
@@ -86,9 +88,22 @@ def test_a_circle_for_types_alone_is_found(tmp_path: Path) -> None:
 
 
 def acting(source: str) -> set[str]:
-    """What of ACTS a file calls."""
-    calls = [node.func for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
-    return {func.id for func in calls if isinstance(func, ast.Name)} & ACTS
+    """What of ACTS a file calls: by its name, as an attribute of its module, or by another name that it is given."""
+    nodes = list(ast.walk(ast.parse(source)))
+    imports = [alias for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names]
+    names = {alias.asname or alias.name: alias.name for alias in imports}
+    called = set()
+    for func in (node.func for node in nodes if isinstance(node, ast.Call)):
+        if isinstance(func, ast.Name):
+            called.add(names.get(func.id, func.id))
+        elif isinstance(func, ast.Attribute):
+            called.add(func.attr)
+    return called & ACTS
+
+
+@pytest.mark.parametrize("source", ["Say(1)", "ac.Say(1)", "from a import Say as S\nS(1)"])
+def test_whoever_acts_by_another_name_is_found(source: str) -> None:
+    assert acting(source) == {"Say"}
 
 
 def test_one_place_acts_on_verdicts() -> None:

@@ -95,7 +95,7 @@ def test_quick(): pass
         env={**os.environ, "PYTEST_DEBUG_TEMPROOT": str(tmp_path)},  # not to close that of others to other users
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
     assert "1 passed" in done.stdout and "failed" not in done.stdout, done.stdout + done.stderr

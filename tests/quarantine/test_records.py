@@ -37,6 +37,13 @@ def places(tmp_path: Path) -> list[Place]:
     return find_places(str(tmp_path / "state"), str(tmp_path / "shared"), {}, NODE, tmp_path / "state")
 
 
+@pytest.fixture(autouse=True)
+def long_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine a thread takes longer to read a file than it may."""
+    monkeypatch.setattr(records, "SHARED_PATIENCE_S", 60.0)
+    monkeypatch.setattr(records, "WRITE_PATIENCE_S", 120.0)
+
+
 def held(places: list[Place], node: str = NODE) -> list[str]:
     isolations, troubles = read_holding(places, node, NOW_S)
     assert troubles == []
@@ -291,12 +298,14 @@ def join_readers() -> None:
 WRITER = """
 import sys
 from guardrun.supervisor.health.quarantine_rules import Isolation
+from guardrun.supervisor.quarantine import record_file, records
 from guardrun.supervisor.quarantine.record_places import find_places
 from guardrun.supervisor.quarantine.records import isolate_node
+record_file.LOCK_PATIENCE_S = records.SHARED_PATIENCE_S = records.WRITE_PATIENCE_S = 250.0
 state, shared, who = sys.argv[1:]
 places = find_places(state, shared, {}, "node-a")
 sys.stdin.read()
-for n in range(20):
+for n in range(8):
     isolation = Isolation(cause=f"cause-{n}", who=who, since_wall_s=1000.0 + n)
     written, refused = isolate_node(places, "node-a", isolation, 2000.0)
     assert not refused and not written.troubles and len(written.paths) == 2, (refused, written)
@@ -329,7 +338,7 @@ def test_two_writers_at_once_lose_nothing(writers: list[subprocess.Popen[bytes]]
     assert [one.returncode for one in writers] == [0, 0]
     for place in places:
         record, troubles = read_node([place], NODE)
-        assert troubles == [] and len(record.isolations) == 40
+        assert troubles == [] and len(record.isolations) == 16
 
 
 def test_a_lock_that_is_never_given_back_holds_up_nothing(places: list[Place], monkeypatch: pytest.MonkeyPatch) -> None:

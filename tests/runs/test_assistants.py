@@ -86,8 +86,10 @@ def test_a_run_that_is_slow_computes_a_nan_and_hangs(edge: EdgeRuns) -> None:
             missing = words_of(printed) - words_of(answered)
             assert not missing, f"{' '.join(missing)} is no longer answered:\n{answered}"
         run.send(signal.SIGINT)
-        finish(run)
+        finished = finish(run)
+        causes = {incident["cause"] for incident in finished.incidents}
+        assert causes >= {"dataloader_bound", "nan_loss", "rank_blocked"}, finished
         status, diagnosed = client.calls([("status", {}), ("diagnose", {})])
-        assert status.text.startswith("guardrun: status: ended, 3 incidents.")
+        assert re.match(r"guardrun: status: ended, \d+ incidents\.", status.text), status.text
         assert diagnosed.text.startswith("guardrun: diagnose: finished, 100% sure.")
         assert client.close() == 0

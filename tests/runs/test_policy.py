@@ -91,7 +91,9 @@ def test_the_notify_command_gets_each_incident_and_is_never_waited_for(edge: Edg
     try:
         assert finished.returncode == 0
         assert finished.took_s < 300
-        told = [Path(line) for line in (edge.folder / "told").read_text().splitlines()]
+        file = edge.folder / "told"
+        wait_until(lambda: file.exists() and file.read_text().count("\n") >= 2, 60, "two commands to begin")
+        told = [Path(line) for line in file.read_text().splitlines()]
         assert [json.loads(path.read_text())["cause"] for path in told] == ["killed", "exit_code"]
         assert all(path.is_absolute() and path.name == "incident.json" for path in told)
     finally:

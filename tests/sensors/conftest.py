@@ -41,7 +41,11 @@ def gpu_sensor(nvml_stub: NvmlStub, tmp_path: Path) -> Iterator[Callable[..., Gp
 
     def make(**options: object) -> GpuSensor:
         # An empty root: the machine's own devices are none of the stub's.
-        usual: dict[str, object] = {"root": str(tmp_path / "root"), "environment": nvml_stub.environment}
+        usual: dict[str, object] = {
+            "root": str(tmp_path / "root"),
+            "environment": nvml_stub.environment,
+            "patience_s": 60.0,  # on a busy machine its process takes long to begin
+        }
         sensors.append(GpuSensor(**{**usual, **options}))  # type: ignore[arg-type]
         return sensors[-1]
 

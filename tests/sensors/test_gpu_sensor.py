@@ -23,6 +23,7 @@ from guardrun.supervisor.health.base.readings import Readout, Value
 from guardrun.supervisor.health.gpu.gpu_inventory import LostJudge, strangers
 from guardrun.supervisor.health.judges import gpu_judges
 from guardrun.supervisor.sensors.base.sensor_runner import Runner
+from guardrun.supervisor.sensors.gpu import gpu_sensor as sensors
 from guardrun.supervisor.sensors.gpu.gpu_sensor import MAX_STUCK, GpuSensor
 from tests.sensors.nvml_stub import LIBRARY, NvmlStub
 from tests.sensors.stuckmount import stuck_mount
@@ -344,10 +345,11 @@ def test_a_lost_device_is_found_again_after_its_reset(stub: NvmlStub, gpu_sensor
 
 
 def test_a_call_that_never_returns_is_told_with_its_name_and_another_process_is_tried(
-    stub: NvmlStub, gpu_sensor: Make
+    stub: NvmlStub, gpu_sensor: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sensors, "WHERE_S", 30.0)
     stub.set(gpus=4)
-    sensor = gpu_sensor(patience_s=0.6, first_pause_s=0.05)
+    sensor = gpu_sensor(patience_s=3.0, first_pause_s=0.05)
     wait_until(lambda: read(sensor).samples, PATIENCE_S, "a first turn")
     before = sensor.pid
     stub.hang("nvmlDeviceGetPowerUsage", gpu=3)
@@ -364,7 +366,7 @@ def test_a_call_that_never_returns_is_told_with_its_name_and_another_process_is_
 
 
 def test_pauses_grow_while_it_stays_silent(stub: NvmlStub, gpu_sensor: Make) -> None:
-    sensor = gpu_sensor(patience_s=0.3, first_pause_s=20.0)
+    sensor = gpu_sensor(patience_s=1.5, first_pause_s=20.0)
     wait_until(lambda: read(sensor).samples, PATIENCE_S, "a first turn")
     stub.hang("nvmlDeviceGetTemperature", gpu=0)
     assert read(sensor).is_silent
@@ -387,7 +389,7 @@ def test_processes_that_cannot_be_killed_hold_nothing_up(stub: NvmlStub, gpu_sen
     """The driver's calls are in uninterruptible wait: reading is from a file system that has taken the request."""
     (tmp_path / "mount").mkdir()
     # On a busy machine a process takes more than half a second to begin.
-    sensor = gpu_sensor(patience_s=0.5, init_patience_s=2.0, first_pause_s=0.01)
+    sensor = gpu_sensor(patience_s=0.5, init_patience_s=6.0, first_pause_s=0.01)
     wait_until(lambda: read(sensor).samples, PATIENCE_S, "a first turn")
     with stuck_mount(tmp_path / "mount") as folder:
         stub.lead_to(folder / "nvml")
@@ -425,7 +427,10 @@ def test_initialising_slowly_is_no_silence(stub: NvmlStub, gpu_sensor: Make) -> 
     wait_until(lambda: read(sensor).samples, PATIENCE_S, "a first turn")
 
 
-def test_a_library_that_crashes_is_told_and_started_anew(stub: NvmlStub, gpu_sensor: Make) -> None:
+def test_a_library_that_crashes_is_told_and_started_anew(
+    stub: NvmlStub, gpu_sensor: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sensors, "END_S", 30.0)
     sensor = gpu_sensor(first_pause_s=0.05)
     read(sensor)
     stub.crash("nvmlDeviceGetRemappedRows", gpu=0)

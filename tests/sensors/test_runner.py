@@ -149,7 +149,7 @@ def test_a_descriptor_is_waited_on(stage: Stage) -> None:
         turns = stage.wait("pipe", 4)
         assert [turn.samples[0].value for turn in turns] == ["", "a", "b", "c"]
         assert turns[1].at_s - began < 30
-        assert turns[3].at_s - turns[1].at_s > 0.3, "one that is always ready does not keep the runner busy"
+        assert turns[3].at_s - began > 0.3, "one that is always ready does not keep the runner busy"
         os.close(writer)
         writer = -1
         count = len(stage.wait("pipe", 5))

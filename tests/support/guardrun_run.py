@@ -142,7 +142,7 @@ class GuardrunRun:
         pids = {one.pid for one in found}
         return [one for one in found if one.ppid not in pids]
 
-    def wait_for_output(self, words: str, timeout_s: float = 60.0) -> None:
+    def wait_for_output(self, words: str, timeout_s: float = 120.0) -> None:
         """Wait until `words` appear on stdout or stderr. Raises TimeoutError, or AssertionError where the run ended."""
 
         def seen() -> bool:
@@ -175,7 +175,7 @@ class GuardrunRun:
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    def wait(self, timeout_s: float = 120.0) -> Finished:
+    def wait(self, timeout_s: float = 240.0) -> Finished:
         """Wait for the end. Raises AssertionError with all output where it does not come in timeout_s, or LEAST_S."""
         timeout_s = max(timeout_s, LEAST_S)
         try:
@@ -237,7 +237,7 @@ class GuardrunStarter:
         self._runs.append(run)
         return run
 
-    def run(self, arguments: list[str], *, timeout_s: float = 120.0, **options: Any) -> Finished:
+    def run(self, arguments: list[str], *, timeout_s: float = 240.0, **options: Any) -> Finished:
         """Start and wait for the end; options as for start."""
         return self.start(arguments, **options).wait(timeout_s)
 

@@ -129,14 +129,14 @@ def find_leaks(before: Snapshot, allowed: frozenset[str] = frozenset(), settle_s
     allowed: kinds (of KINDS) that this test may leave.
     """
     deadline_s = time.monotonic() + settle_s
-    collected = False
+    collected_s = -float("inf")
     while True:
         leaks = [leak for leak in compare(before, take_snapshot()) if leak.kind not in allowed]
         if not leaks or time.monotonic() >= deadline_s:
             break
-        if not collected:
+        if time.monotonic() - collected_s > 1.0:  # again: a cycle may become garbage only meanwhile
             gc.collect()
-            collected = True
+            collected_s = time.monotonic()
         else:
             time.sleep(0.02)
     for leak in leaks:

@@ -14,7 +14,7 @@ LATER_S = 0.25
 """Nobody else asks more often than needed: what has taken seconds may be seen a twentieth of that later."""
 
 
-LEAST_S = 60.0
+LEAST_S = 120.0
 """However short the wait that somebody asked for: on a machine that does ten other things seconds say nothing."""
 
 

@@ -98,7 +98,7 @@ class Beside:
 
     def run(self, arguments: list[str], own: list[str] | None = None, **options: Any) -> Pair:
         """Run both to their ends."""
-        timeout_s = options.pop("timeout_s", 60.0)
+        timeout_s = options.pop("timeout_s", 140.0)
         runs = self.start(arguments, own, **options)
         return Pair(*(run.wait(timeout_s) for run in runs))
 

@@ -39,6 +39,8 @@ from guardrun.supervisor.checkpoints.reading.verdicts import MEMORY_BYTES, Torn,
 
 MAX_QUESTION_BYTES = 1 << 16
 LENGTH = struct.Struct("<I")
+READY = LENGTH.pack(0)
+"""What it says first: from then on a file's time counts."""
 STALE_BYTES = 96 << 20
 """Larger than this after a question it makes room for another: what was allocated is rarely given back."""
 _DESCRIPTORS = 5
@@ -67,6 +69,7 @@ def main() -> None:
     gc.disable()  # What a walk builds is let go of as a whole; a collection in between would look at all of it.
     examiner = Examiner()
     with socket.socket(fileno=0) as parent:
+        parent.sendall(READY)
         while (received := _receive(parent)) is not None:
             question, fd = received
             try:

@@ -28,12 +28,14 @@ from typing import Any, Protocol
 import msgspec
 
 from guardrun.supervisor.base.known_types import known_type
-from guardrun.supervisor.checkpoints.reading.confined_process import LENGTH, Examiner
+from guardrun.supervisor.checkpoints.reading.confined_process import LENGTH, READY, Examiner
 from guardrun.supervisor.checkpoints.reading.folder_contents import open_regular
 from guardrun.supervisor.checkpoints.reading.torch_file import Contents
 from guardrun.supervisor.checkpoints.reading.verdicts import CPU_S, Torn, Unjudged, Verdict, Whole
 
 MAX_ANSWER_BYTES = 32 << 20
+START_S = 20.0
+"""For the process itself to begin, beside what a file has."""
 IDLE_S = 30.0
 _SHUTDOWN_S = 5.0
 _SLICE_S = 0.2
@@ -86,8 +88,14 @@ class Patience:
 
     def begin(self, subject: str, limit_s: float, *, is_leisurely: bool = False) -> None:
         """What this thread asks from now on is about subject; leisurely: nobody waits for the answer."""
+        self._now.subject, self._now.is_leisurely = subject, is_leisurely
         self._now.until_s = self._untils_s.setdefault(subject, time.monotonic() + limit_s)
-        self._now.is_leisurely = is_leisurely
+
+    def lengthen(self, by_s: float) -> None:
+        """What this thread asks about has by_s more, or less where it is negative."""
+        subject = getattr(self._now, "subject", None)
+        if subject is not None:
+            self._now.until_s = self._untils_s[subject] = self._now.until_s + by_s
 
     def hurry(self, is_hurried: bool = True) -> None:
         """Something urgent waits: what is asked leisurely has no time until it is taken up. For any thread."""
@@ -228,6 +236,7 @@ class Confined:
         process = self._state["process"]
         if process is not None and process.child.poll() is not None:
             self._drop(process)  # Somebody has killed it while it had nothing to do: that is no file's fault.
+        is_new = self._state["process"] is None
         try:
             process = self._state["process"] or _Process()
         except OSError:
@@ -237,12 +246,14 @@ class Confined:
             text = msgspec.json.encode(question)
             data = LENGTH.pack(len(text)) + text
             process.socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+            if is_new:
+                _await_start(process.socket, patience)
             answer = msgspec.json.decode(_receive(process.socket, patience), type=known_type(Answer))
         except TimeoutError:
             self._drop(process)
             return Answer(unjudged=_TOO_SLOW, is_final=False)
         except (OSError, EOFError, msgspec.DecodeError) as error:
-            explained = self._explain(process, error)
+            explained = self._explain(process, error, patience)
             return self._ask_here(question, fd) if explained is None else explained
         self._used_s = time.monotonic()
         if answer.is_last:
@@ -259,14 +270,17 @@ class Confined:
         except Exception as error:
             return Answer(unjudged=f"{type(error).__name__} while it was read", is_final=False)
 
-    def _explain(self, process: _Process, error: Exception) -> Answer | None:
+    def _explain(self, process: _Process, error: Exception, patience: Patience) -> Answer | None:
         """Why there is no answer; None: the process could not run, which is no file's fault."""
+        is_ending = not isinstance(error, msgspec.DecodeError)  # It has closed its socket, so it is about to be gone.
         with suppress(subprocess.TimeoutExpired):
-            process.child.wait(_SLICE_S)  # It may have closed its socket before it is gone.
+            process.child.wait(min(_SHUTDOWN_S, max(_SLICE_S, patience.left_s())) if is_ending else _SLICE_S)
         status = process.child.poll()
         self._drop(process)
         if self._is_closed:
             return Answer(unjudged="guardrun ends", is_final=False)
+        if status is None and is_ending:  # How it ends is not known yet: most likely no file is to blame.
+            return Answer(unjudged=f"no answer could be read ({type(error).__name__})", is_final=False)
         if not status:
             return Answer(unjudged=f"no answer could be read ({type(error).__name__})")
         if status > 0:
@@ -293,11 +307,22 @@ def _end_all(state: dict[str, Any]) -> None:
         child.poll()
 
 
+def _await_start(source: socket.socket, patience: Patience) -> None:
+    """Wait for a new process: on a busy node that takes seconds, which are none of a file's. Raises like _receive."""
+    began_s = time.monotonic()
+    patience.lengthen(START_S)
+    try:
+        if _read(source, LENGTH.size, patience) != READY:
+            raise msgspec.DecodeError
+    finally:
+        patience.lengthen(time.monotonic() - began_s - START_S)
+
+
 def _receive(source: socket.socket, patience: Patience) -> bytes:
-    """An answer. Raises TimeoutError, EOFError, OSError."""
+    """An answer. Raises TimeoutError, EOFError, OSError; msgspec.DecodeError where it would be too long."""
     size = LENGTH.unpack(_read(source, LENGTH.size, patience))[0]
     if size > MAX_ANSWER_BYTES:
-        raise EOFError
+        raise msgspec.DecodeError
     return _read(source, size, patience)
 
 

@@ -28,8 +28,11 @@ from guardrun.supervisor.engine.model.looks import PYSPY, ThreadLook
 
 _SIGNAL_STATES = "RS"
 _MAPS_BYTES = 1 << 20
-_FAULT_WAIT_S = 1.0
+_FAULT_WAIT_S = 2.0
 _FAULT_POLL_S = 0.01
+_FAULT_QUIET = 20
+"""Times that the file is found as long as before: faulthandler writes a dump in many pieces, and may be kept from its
+CPU between two of them."""
 _FAULT_BYTES = 256 * 1024
 _HOOKS_WAIT_S = 1.6
 """The hooks' thread beats once a second."""
@@ -93,7 +96,7 @@ def dump_stacks(
     """Take the stacks of the process with that pid and start time.
 
     native adds C frames, and pauses the process: it is dropped where the process neither runs nor sleeps. pyspy is
-    the program to run, found where None. Takes timeout_s at most, and three seconds more where the process must write
+    the program to run, found where None. Takes timeout_s at most, and four seconds more where the process must write
     its stacks itself.
     """
     stat = read_stat(pid)
@@ -221,14 +224,15 @@ def _read_from(path: Path, before: int) -> str:
 
 
 def _read_growth(path: Path, before: int) -> str:
-    """What is written behind `before` until it stops growing, a second at most."""
+    """What is written behind `before` until it stops growing, for _FAULT_WAIT_S at most."""
     deadline = time.monotonic() + _FAULT_WAIT_S
-    size = before
+    size, quiet = before, 0
     try:
         while time.monotonic() < deadline:
             time.sleep(_FAULT_POLL_S)
             now = path.stat().st_size
-            if now > before and now == size:
+            quiet = quiet + 1 if now == size else 0
+            if now > before and quiet >= _FAULT_QUIET:
                 break
             size = now
         with path.open("rb") as file:

@@ -15,7 +15,7 @@ from guardrun.supervisor.engine.state.job_nodes import Fleet, Member, Standing
 from guardrun.supervisor.engine.state.state import State, enter
 from guardrun.supervisor.health.base.findings import DEFAULTS, Response, finding_id
 
-LIMITS_S = {"quick": 20.0, "full": 300.0}
+LIMITS_S = {"quick": 30.0, "full": 300.0}
 """The edge's own limits are below these (fleet/checks/check_rounds.py): they are for answers that got lost."""
 MOST = 3
 """Checks before one attempt: each one after the first is of other nodes, because some were found faulty."""

@@ -18,7 +18,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import CheckNodes
 from guardrun.supervisor.fleet.protocol import messages as msg
 
-PROBE_S = 3.0
+PROBE_S = 8.0
 MEET_S = 6.0
 """Above what a node takes for all its calls (fleet/checks/node_probes.py), and the way there and back."""
 WARM_S = 110.0

@@ -14,7 +14,7 @@ from guardrun.supervisor.engine.membership.version_skew import NodeEnvironment
 from guardrun.supervisor.preflight.base.torch_files import find_torch, read_pins
 from guardrun.supervisor.preflight.checks.versions import read_driver
 
-MAX_FILES, MAX_BYTES, MAX_S = 200, 8 << 20, 0.5
+MAX_FILES, MAX_BYTES, MAX_S = 200, 8 << 20, 2.0
 """Of the user's code: what is beyond is not compared."""
 MAX_DEPTH = 4
 DIGEST_CHARS = 12

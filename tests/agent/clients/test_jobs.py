@@ -138,7 +138,7 @@ def test_policy_act_false_only_tells(agent: AgentBed, start: Start, tmp_path: Pa
 
 @pytest.fixture
 def jobs(tmp_path: Path) -> Iterator[Jobs]:
-    writer = BackgroundWriter()
+    writer = BackgroundWriter(patience_s=60.0)
     yield Jobs(tmp_path, writer)
     writer.close()
 
@@ -216,7 +216,7 @@ def test_what_is_registered_has_its_length(jobs: Jobs, start: Start, name: str, 
 
 
 def test_jobs_of_another_boot_are_forgotten(tmp_path: Path) -> None:
-    writer = BackgroundWriter()
+    writer = BackgroundWriter(patience_s=60.0)
     try:
         before = Jobs(tmp_path, writer)
         for boot_id in (read_boot_id(), "another"):

@@ -263,7 +263,7 @@ class Told:
 
 @pytest.fixture
 def writer() -> Iterator[BackgroundWriter]:
-    writer = BackgroundWriter()
+    writer = BackgroundWriter(patience_s=60.0)
     yield writer
     writer.close()
 

@@ -137,7 +137,7 @@ def stop(run: subprocess.Popen[bytes], launcher: int) -> None:
     if launcher:
         os.kill(launcher, signal.SIGTERM)
     try:
-        assert run.wait(30) == 143
+        assert run.wait(120) == 143
     finally:
         run.kill()
         run.wait(10)

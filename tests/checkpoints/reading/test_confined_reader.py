@@ -15,8 +15,10 @@ from types import ModuleType
 
 import pytest
 
+from guardrun.supervisor.checkpoints import chooser as choosers
 from guardrun.supervisor.checkpoints.chooser import Choice, Chooser
 from guardrun.supervisor.checkpoints.reading import confined_reader as judges
+from guardrun.supervisor.checkpoints.reading.confined_process import READY
 from guardrun.supervisor.checkpoints.reading.confined_reader import Answer, Confined, Here, Patience
 from guardrun.supervisor.checkpoints.reading.verdicts import CPU_S, Torn, Unjudged, Whole
 from tests.checkpoints import bombs
@@ -24,7 +26,7 @@ from tests.checkpoints.conftest import Write, safetensors_bytes
 from tests.support.waiting import wait_until
 
 BEGAN = 1_700_000_000
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 """After which the chooser is to have gone on to the next older checkpoint."""
 SPRUNG = frozenset(("hash_bomb", "deep_key"))
 """Those that would be the end of the script, too; the others are harmless once nobody falls for them."""
@@ -38,8 +40,10 @@ def judge() -> Iterator[Confined]:
 
 
 @pytest.fixture
-def choose(judge: Confined, tmp_path: Path) -> Callable[[], Choice]:
-    """Choose in `tmp_path / "out"`, as a restart does, in the time that it has for that."""
+def choose(judge: Confined, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Choice]:
+    """Choose in `tmp_path / "out"`, as a restart does: with less computing, and the time of a busy machine."""
+    monkeypatch.setattr(choosers, "CHOICE_S", 60.0)
+    monkeypatch.setattr(judges, "CPU_S", 2)
 
     def choose_now() -> Choice:
         chooser = Chooser(BEGAN, str(tmp_path / "out"), judge=judge)
@@ -389,7 +393,34 @@ def test_what_is_no_answer_judges_nothing(tmp_path: Path, judge: Confined, monke
     """What reads hostile files is trusted with nothing."""
     (tmp_path / "a.json").write_text("{}")
     for said in (b"\0\0\0\0", b"\2\0\0\0[]", b"\xff\xff\xff\xff", b'\x0b\0\0\0{"torn": 12}', b""):
-        program = f"import os; os.read(0, 9999); os.write(0, {said!r})"
+        program = f"import os; os.read(0, 9999); os.write(0, {READY + said!r})"
         monkeypatch.setattr(judges, "_PROGRAM", program)
         answer = asked(judge, "json", tmp_path / "a.json")
         assert answer.unjudged and not answer.torn
+
+
+def test_what_a_new_process_takes_to_begin_is_none_of_the_files_time(
+    tmp_path: Path, judge: Confined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    monkeypatch.setattr(judges, "_PROGRAM", f"import time; time.sleep(4); {judges._PROGRAM}")
+    patience = Patience()
+    patience.begin("a.json", 3.0)
+    assert not judge.ask("json", str(tmp_path / "a.json"), patience).unjudged
+    monkeypatch.setattr(judges, "_PROGRAM", "import time; time.sleep(600)")
+    monkeypatch.setattr(judges, "START_S", 0.1)
+    judge._drop(judge._state["process"])
+    patience.begin("another", 0.1)
+    answer = judge.ask("json", str(tmp_path / "a.json"), patience)
+    assert answer.unjudged and not answer.is_final
+
+
+def test_one_that_is_still_ending_says_nothing_of_the_file(
+    tmp_path: Path, judge: Confined, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has closed its socket, and the kernel has not let go of it yet: how it ends is not known."""
+    (tmp_path / "a.json").write_text("{}")
+    monkeypatch.setattr(judges, "_PROGRAM", "import os, time; os.read(0, 9999); os.close(0); time.sleep(600)")
+    monkeypatch.setattr(judges, "_SHUTDOWN_S", 0.1)
+    answer = asked(judge, "json", tmp_path / "a.json")
+    assert answer.unjudged and not answer.is_final

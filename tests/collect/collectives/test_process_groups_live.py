@@ -12,6 +12,7 @@ import pytest
 
 from guardrun.hooks.wire.messages import HookFailed
 from guardrun.supervisor.base.clock import EngineClock
+from guardrun.supervisor.collect.host.procfs import read_stat
 from guardrun.supervisor.collect.ranks.boards import open_boards
 from guardrun.supervisor.collect.ranks.look import take_look
 from guardrun.supervisor.engine.model.events import Rank
@@ -35,6 +36,10 @@ class Job:
         more = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
         self.processes = [bed.start([str(SCRIPT), str(signs)], rank=rank, more=more) for rank in range(2)]
         self.clock = EngineClock(100.0, time.monotonic())
+
+    def state_of(self, rank: int) -> str:
+        stat = read_stat(self.processes[rank].pid)
+        return stat.state if stat is not None else ""
 
     def sign(self, name: str) -> None:
         (self.signs / name).touch()
@@ -78,6 +83,24 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(SCRIPT.read_text().splitlines(), 1) if text in line)
 
 
+def sources(looks: list[RankLook]) -> list[str]:
+    return [each.source for look in looks for each in look.groups if each.desc == "pair"]
+
+
+def holds_gil(look: RankLook) -> bool:
+    return any(thread.is_main and thread.owns_gil for thread in look.process.threads)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def long_limits() -> Iterator[None]:
+    """Looks have time for a py-spy that starts slowly, and a rank that answers slowly, as on a busy machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("guardrun.supervisor.collect.ranks.look.TIMEOUT_S", 20.0)
+        patch.setattr("guardrun.supervisor.collect.ranks.look.limit_s", lambda *_: 60.0)
+        patch.setattr("guardrun.supervisor.collect.collectives.recorder_reader.FETCH_S", 20.0)
+        yield
+
+
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[RankLook]]]:
     """Looks, by what the ranks were stuck in; the job has come to its end."""
@@ -85,13 +108,23 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Ra
     with Bed(world_size=2) as bed:
         job = Job(bed, tmp_path_factory.mktemp("signs"))
         wait_until((job.signs / "missing").exists, 60, "a rank that doesn't come")
-        seen["asleep"] = job.look_until(lambda looks: any(d == "pair" for d, _ in pending(looks[0])), "rank 0's wait")
+        seen["asleep"] = job.look_until(
+            lambda looks: any(d == "pair" for d, _ in pending(looks[0])) and sources(looks) == ["both", "both"],
+            "rank 0's wait",
+        )
         job.sign("hold")
-        time.sleep(0.3)  # Into the call that holds the GIL; it lasts 4 s.
-        seen["gil held"] = job.look()
+        wait_until((job.signs / "holding").exists, 60, "a call that holds the GIL")
+        seen["gil held"] = job.look_until(
+            lambda looks: holds_gil(looks[1]) and sources(looks) == ["both", "both"], "the GIL to be held"
+        )
         os.kill(job.processes[1].pid, signal.SIGSTOP)
-        seen["stopped"] = job.look_until(lambda looks: looks[1].process.state == "T", "a stop")
+        seen["stopped"] = job.look_until(
+            lambda looks: looks[1].process.state == "T" and sources(looks) == ["both", "hooks"], "a stop"
+        )
         os.kill(job.processes[1].pid, signal.SIGCONT)
+        # A thread that still stands takes no signal: another one of its process would.
+        wait_until(lambda: job.state_of(1) == "S", 60, "the stopped rank to go on")
+        os.kill(job.processes[1].pid, signal.SIGUSR1)
         job.sign("come")
         for sign, rank, ops in (
             ("send", 1, ["recv"]),
@@ -104,7 +137,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, list[Ra
             )
             job.sign(sign)
         wait_until((job.signs / "closed").exists, 20, "a closed socket")
-        seen["closed"] = job.look()
+        seen["closed"] = job.look_until(lambda looks: "closed" in looks[1].groups_trouble, "that to be seen")
         job.sign("end")
         done = [finish(process) for process in job.processes]
         assert [(rank.returncode, rank.stdout, rank.stderr) for rank in done] == [(0, "", "")] * 2

@@ -80,7 +80,7 @@ class Server:
                     self.asked.append(target)
                     self.announced.append(self._board.words[Field.READING_NS] > 0)
                     if self.is_silent.is_set() and target == ENTRIES:
-                        self._over.wait(10)
+                        self._over.wait(60)
                         return
                     body = self._dump(target)
                 data = json.dumps(body).encode()
@@ -102,6 +102,7 @@ class Looks:
 
     def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(rr, "LEAST_GAP_S", 0.0)
+        monkeypatch.setattr(rr, "FETCH_S", 30.0)  # on a busy machine it takes longer than it may
         self.board = Board()
         self.server = Server(str(path), self.board)
         self.reader = RecorderReader()
@@ -109,7 +110,7 @@ class Looks:
     def look(self, **page: Any) -> rr.Reading:
         self.server.asked.clear()
         self.board.words[Field.HEART_NS] = time.monotonic_ns()
-        return self.reader.read(os.getpid(), self.board, self.server.page._replace(**page), self.server.path, 5.0)
+        return self.reader.read(os.getpid(), self.board, self.server.page._replace(**page), self.server.path, 60.0)
 
     @property
     def asked_of_device(self) -> list[str]:
@@ -177,8 +178,8 @@ def test_none_are_where_torch_has_no_watchdog(looks: Looks) -> None:
 
 
 def test_a_device_that_did_not_answer_is_never_asked_again(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rr, "FETCH_S", 0.5)
     looks.look()
+    monkeypatch.setattr(rr, "FETCH_S", 3.0)
     looks.server.is_silent.set()
     assert looks.look().trouble == rr.SILENT
     assert looks.asked_of_device == [NUMBERS, ENTRIES]
@@ -212,17 +213,12 @@ def test_another_process_of_the_rank_is_looked_at_anew(looks: Looks) -> None:
     assert looks.look().trouble == rr.FIRST
 
 
-def test_two_looks_at_once_are_one(tmp_path: Path) -> None:
+def test_two_looks_at_once_are_one(looks: Looks, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's watchdog counts every 100 ms: two answers within that are equal whatever happens."""
-    looks = Looks(tmp_path / "s", pytest.MonkeyPatch())
-    rr.LEAST_GAP_S = 60.0
-    try:
-        for _ in range(3):
-            assert looks.look().trouble == rr.FIRST
-            assert looks.asked_of_device == [NUMBERS]
-    finally:
-        rr.LEAST_GAP_S = 0.3
-        looks.server.close()
+    monkeypatch.setattr(rr, "LEAST_GAP_S", 600.0)
+    for _ in range(3):
+        assert looks.look().trouble == rr.FIRST
+        assert looks.asked_of_device == [NUMBERS]
 
 
 def test_nobody_connects_where_the_descriptor_is_another(looks: Looks) -> None:
@@ -247,27 +243,29 @@ NO_SERVER = CallsPage(1, [], [], -1, 0, "")
 
 def test_a_server_is_waited_for_once_and_only_where_it_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rr, "SERVER_S", 0.2)
+    monkeypatch.setattr(rr, "HEART_STALE_NS", 600 * 10**9)
     board, reader = Board(), RecorderReader()
     reader.ask_for_server(board.read(), board)
     assert board.words[Field.SERVER_ASKED] == 1
 
     def wait_s() -> float:
         began = time.monotonic()
-        reader.wait_for_server(board, 5.0)
+        reader.wait_for_server(board, 60.0)
         return time.monotonic() - began
 
     assert wait_s() >= 0.2
-    assert wait_s() < 0.2, "once"
+    monkeypatch.setattr(rr, "SERVER_S", 60.0)
+    assert wait_s() < 30, "once"
     for field, value in (
         (Field.GROUPS, 0),
         (Field.MILESTONES, int(Milestone.ENDED)),
-        (Field.HEART_NS, time.monotonic_ns() - 10 * 10**9),
+        (Field.HEART_NS, 1),  # long ago
         (Field.SERVER_GIVEN, 1),
     ):
         board, reader = Board(), RecorderReader()
         board.words[Field.SERVER_ASKED] = 1
         board.words[field] = value
-        assert wait_s() < 0.2, field
+        assert wait_s() < 30, field
 
 
 def test_what_stays_unread_is_said() -> None:

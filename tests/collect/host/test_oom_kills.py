@@ -96,16 +96,17 @@ def test_a_kill_by_the_kernel_is_counted_and_named(memory_cgroup: Path) -> None:
         (memory_cgroup / "cgroup.procs").write_text(str(eater.pid))
         watch.attempt_started([eater.pid])
         assert watch.kills() == 0
-        assert watch.pids() == []
+        # The kernel's log is the whole machine's: another test's processes may be in it, too.
+        assert eater.pid not in watch.pids()
         assert str(memory_cgroup) in oom_kills.find_oom_counter(eater.pid)
         eater.communicate(b"go\n")
         assert eater.returncode == -9
         assert watch.kills() == 1
         if log.is_readable:
-            assert watch.pids() == watch.pids() == [eater.pid]
+            assert watch.pids().count(eater.pid) == watch.pids().count(eater.pid) == 1
         watch.attempt_started([])
         assert watch.kills() == 0
-        assert watch.pids() == []
+        assert eater.pid not in watch.pids()
     finally:
         eater.kill()
         eater.wait()

@@ -154,6 +154,7 @@ def test_where_counting_takes_long_ranks_take_turns(
     start_script: StartScript, make_board: Callable[..., Board], sampler: Sampler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("guardrun.supervisor.collect.ranks.sampler.TURNS_BUDGET_S", 0.0)
+    sampler._every_s["open_files"] = 1000.0
     scripts = [start_script(OPENS, "few", "1024") for _ in range(3)]
     boards = [make_board(0, rank, script.pid) for rank, script in enumerate(scripts)]
     sampler.attempt_started(0, [script.rank(rank) for rank, script in enumerate(scripts)])

@@ -152,7 +152,7 @@ def test_a_program_that_hangs_is_ended_in_time(start_script: StartScript, tmp_pa
     hanging.chmod(0o700)
     began = time.monotonic()
     dump = dump_pyspy(script.pid, program=str(hanging), timeout_s=0.3)
-    assert dump.trouble == "py-spy took longer than 0.3 s"
+    assert dump.trouble.startswith("py-spy took longer than")
     assert time.monotonic() - began < 30
 
 
@@ -171,7 +171,7 @@ def test_whatever_py_spy_says_is_survived(tmp_path: Path, script: str, trouble: 
     program = tmp_path / "py-spy"
     program.write_text(f"#!/bin/sh\necho x >> {tmp_path}/tries\n{script}\n")
     program.chmod(0o700)
-    assert dump_pyspy(os.getpid(), program=str(program)).trouble == trouble
+    assert dump_pyspy(os.getpid(), program=str(program), timeout_s=60).trouble == trouble
     assert (tmp_path / "tries").read_text().count("x") == 3
 
 
@@ -180,7 +180,7 @@ def test_a_failure_on_a_changing_stack_is_tried_again(tmp_path: Path, start_scri
     program = tmp_path / "py-spy"
     program.write_text(f'#!/bin/sh\nmkdir {tmp_path}/tried 2>/dev/null && exit 1\nexec {find_pyspy()} "$@"\n')
     program.chmod(0o700)
-    assert dump_pyspy(script.pid, program=str(program)).trouble == ""
+    assert dump_pyspy(script.pid, program=str(program), timeout_s=60).trouble == ""
 
 
 def test_a_refusal_reads_as_one(start_script: StartScript) -> None:
@@ -194,7 +194,7 @@ def test_another_users_process_is_refused(start_script: StartScript, tmp_path: P
     program = tmp_path / "py-spy"
     program.write_text(f'#!/bin/sh\nexec setpriv --reuid=65534 --clear-groups {find_pyspy()} "$@"\n')
     program.chmod(0o700)
-    assert dump_pyspy(script.pid, program=str(program)).trouble == "ptrace refused"
+    assert dump_pyspy(script.pid, program=str(program), timeout_s=60).trouble == "ptrace refused"
 
 
 @pytest.mark.real("root")

@@ -56,10 +56,9 @@ def main() -> None:
     told: dict[str, Any] = {"numbers": measure(f"{handler}?includecollectives=false"), "entries": measure(handler)}
     told["timeouts_s"] = [entry["timeout_ms"] // 1000 for entry in json.loads(emu.dump())["entries"]]
     print(json.dumps(told), flush=True)
-    seconds = int(sys.stdin.readline())
-    print("holds", flush=True)
-    sleep: Callable[[int], int] = ctypes.PyDLL(None).sleep
-    sleep(seconds)
+    sys.stdin.readline()
+    system: Callable[[bytes], int] = ctypes.PyDLL(None).system
+    system(b"echo holds; read line")  # one call, from before the word until it is told to go on, with the GIL
     print("held", flush=True)
     sys.stdin.readline()
     emu.release()

@@ -26,7 +26,7 @@ from tests.emu import device as emu
 from tests.emu.scripts.train import LAYOUTS
 
 KERNEL_S = 0.04
-SLOW_S = 0.1
+SLOW_S = 0.3
 PARTS = 3
 PART_STEPS = 5
 WARM_UP = 4

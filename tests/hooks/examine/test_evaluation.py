@@ -25,6 +25,7 @@ from guardrun.hooks.patches.optimizer_steps import OptimizerSteps
 from guardrun.hooks.rank.rank import Rank
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.examinations import EVAL, MAX_CODE_BYTES, max_bytes
+from tests.support.waiting import wait_until
 
 SECOND = 1_000_000_000
 
@@ -223,16 +224,21 @@ def test_what_it_prints_is_bounded_and_other_threads_print_as_ever(training: Tra
 
 
 class Beats:
-    """The hooks' thread, from some moment on: its clock goes faster."""
+    """The hooks' thread, from some moment on: its clock goes faster.
 
-    def __init__(self, one: Evaluation, rate: float = 2.0) -> None:
+    after: at once, or when this is set.
+    """
+
+    def __init__(self, one: Evaluation, rate: float = 2.0, after: threading.Event | None = None) -> None:
         self.told: dict[str, Any] | None = None
-        self._one, self._rate = one, rate
+        self._one, self._rate, self._after = one, rate, after
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._beat)
         self._thread.start()
 
     def _beat(self) -> None:
+        if self._after is not None:
+            self._after.wait(60)
         began = time.monotonic_ns()
         while self.told is None and not self._over.wait(0.01):
             self.told = self._one.on_beat(began + int(self._rate * (time.monotonic_ns() - began)))
@@ -249,15 +255,17 @@ class Beats:
     "code",
     [
         "while True: pass",
-        "print('begun')\nwhile True:\n  try:\n    for _ in range(10**9): pass\n  except BaseException: pass",
+        "print('begun')\nself.kept['begun'].set()\n"
+        "while True:\n  try:\n    for _ in range(10**9): pass\n  except BaseException: pass",
         "import time\nwhile True:\n  try:\n    try: time.sleep(0.01)\n    except: pass\n  except: continue",
         "class R:\n  def __repr__(self):\n    while True: pass\nR()",
     ],
 )
 def test_what_does_not_end_is_interrupted(training: Training, code: str) -> None:
-    one = training.ask(code, timeout_s=1.0 if "begun" in code else 0.1)  # it is to get so far
+    training.kept["begun"] = begun = threading.Event()
+    one = training.ask(code, timeout_s=0.1)
     one.on_beat(0)
-    beats = Beats(one)
+    beats = Beats(one, after=begun if "begun" in code else None)  # it is to get so far
     training.step()
     done = [training.step() for _ in range(20)]
     told = beats.end()
@@ -359,14 +367,25 @@ def test_it_is_not_interrupted_where_locks_are_taken_if_that_passes() -> None:
 
 
 def test_what_c_code_holds_is_said_and_training_goes_on_when_it_returns(training: Training) -> None:
-    one = training.ask("import time\ntime.sleep(2.5)\nwhile True: pass", timeout_s=0.5)
+    read, write = os.pipe()
+    one = training.ask(f"import os\nos.read({read}, 1)\nwhile True: pass", timeout_s=0.5)
     one.on_beat(0)
     beats = Beats(one, rate=20.0)
-    began = time.monotonic()
+
+    def let_go() -> None:
+        try:
+            wait_until(lambda: beats.told, 60, "an answer")
+        finally:
+            os.write(write, b"1")
+
+    thread = threading.Thread(target=let_go)
+    thread.start()
     training.step()
-    assert 2.4 < time.monotonic() - began < 60
     training.step()
+    thread.join()
     told = beats.end()
+    os.close(read)
+    os.close(write)
     assert told is not None and (told["outcome"], training.rank.words[Field.STEP]) == ("held", 3)
 
 
@@ -432,8 +451,10 @@ def test_a_signals_handler_is_not_interrupted(
     """It may be saving a checkpoint, and may take longer than the code has. Where it returns, the code is."""
     monkeypatch.setattr(evaluation, "HELD_NS", SECOND // 10)
     saved: list[int] = []
+    begun = threading.Event()
 
     def save(signum: int, frame: Any) -> None:
+        begun.set()
         until = time.monotonic() + 1.0
         while time.monotonic() < until:
             pass
@@ -444,7 +465,7 @@ def test_a_signals_handler_is_not_interrupted(
     before = signal.signal(signal.SIGTERM, save)
     one = training.ask("import signal\nsignal.raise_signal(15)\nwhile True: pass", timeout_s=0.1)
     one.on_beat(0)
-    beats = Beats(one)
+    beats = Beats(one, after=begun)
     try:
         with pytest.raises(Preempted) if raises else nullcontext():
             training.step()

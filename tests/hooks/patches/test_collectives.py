@@ -15,6 +15,7 @@ from guardrun.hooks.wire.board import OPS, Field, Milestone
 from guardrun.hooks.wire.messages import Beat, HookFailed
 from tests.hooks.bed import Bed, finish
 from tests.support.ports import free_ports
+from tests.support.waiting import wait_until
 
 SCRIPT = str(Path(__file__).parents[1] / "ranks" / "groups.py")
 
@@ -40,6 +41,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         waited["init"] = (bed.milestones(0), bed.board(1)[Field.INIT_SINCE_NS])
         (signs / "init").touch()
         for sign, op in (("collective", "all_reduce"), ("wait", "wait")):
+            wait_until((signs / f"{sign}-stops").exists, 60, f"rank 1 to stop before its {sign}")
             bed.wait_until(Field.COLLECTIVE_SINCE_NS, partial(_waits_in, bed, op))
             waited[sign] = (bed.board(1)[Field.COLLECTIVE_SINCE_NS], OPS[bed.board(0)[Field.COLLECTIVE_OP]])
             (signs / sign).touch()

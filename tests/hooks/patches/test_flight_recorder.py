@@ -14,6 +14,7 @@ import pytest
 from guardrun.hooks.patches import flight_recorder
 from guardrun.hooks.wire.board import Field
 from guardrun.hooks.wire.calls_page import calls_name
+from guardrun.supervisor.collect.collectives import recorder_reader
 from guardrun.supervisor.collect.collectives.calls_page import read_calls
 from guardrun.supervisor.collect.collectives.recorder_reader import RecorderReader
 from guardrun.supervisor.collect.ranks.boards import open_boards
@@ -146,14 +147,15 @@ print(before == (level.value, signal.pthread_sigmask(signal.SIG_BLOCK, [])))
     assert read_calls(str(bed.sockets / calls_name(0, 0))).recorder_fd >= 0
 
 
-def test_it_answers_while_the_gil_is_held(bed: Bed, tmp_path: Path) -> None:
+def test_it_answers_while_the_gil_is_held(bed: Bed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_reader, "FETCH_S", 60.0)
     code = f"""
 import ctypes, torch, torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://{tmp_path}/store", rank=0, world_size=1)
 dist.all_reduce(torch.ones(2))
 {WAIT}
 print("ready", flush=True)
-ctypes.PyDLL(None).sleep(60)
+ctypes.PyDLL(None).sleep(200)
 """
     ask(bed)
     rank = bed.start(["-c", code])
@@ -161,7 +163,7 @@ ctypes.PyDLL(None).sleep(60)
     assert rank.stdout.readline() == "ready\n"
     page = read_calls(str(bed.sockets / calls_name(0, 0)))
     board = open_boards(bed.sockets, 0, [0])[0]
-    trace = RecorderReader().read(rank.pid, board, page, str(bed.sockets / "fr-0-0"), 5.0).trace
+    trace = RecorderReader().read(rank.pid, board, page, str(bed.sockets / "fr-0-0"), 60.0).trace
     board.close()
     assert trace is not None
     assert [(entry.op, entry.sizes, entry.is_done) for entry in trace.entries] == [("all_reduce", [[2]], True)]

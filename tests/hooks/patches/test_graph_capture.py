@@ -88,7 +88,7 @@ def test_a_capture_waits_until_nobody_saves_what_lies_on_the_device() -> None:
 
 def test_a_capture_waits_until_nobody_asks_the_device() -> None:
     graphs = Graphs()
-    graphs.words[Field.READING_NS] = time.monotonic_ns()
+    graphs.words[Field.READING_NS] = time.monotonic_ns() + 3600 * 10**9
     thread = threading.Thread(target=graphs.graph().capture_begin)
     thread.start()
     wait_until(lambda: graphs.count == 1, 5, "a capture that would begin")

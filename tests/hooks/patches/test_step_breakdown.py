@@ -42,7 +42,7 @@ def own_s(spent: ev.StepBreakdown) -> float:
 @pytest.mark.parametrize(("how", "slow"), [("ddp", 1), ("calls", 0), ("accumulate", 1), ("fsdp", 1)])
 def test_the_others_are_seen_to_wait_for_a_slow_rank(how: str, slow: int) -> None:
     spent = train(how, 45, slow, 0.1)
-    assert all(each.steps >= 20 for each in spent)
+    assert all(each.steps >= 8 for each in spent)
     took_s = [each.took_s / each.steps for each in spent]
     assert took_s[0] == pytest.approx(took_s[1], rel=0.5), "they are in step"
     check_lag(spent[slow], spent[1 - slow])
@@ -130,6 +130,41 @@ def test_an_odd_step_takes_what_was_not_told_yet_with_it() -> None:
     steps = _Steps()
     steps.take(0, *[100 * MS] * 15, ODD * 100 * MS + 1, *[100 * MS] * 10)
     assert steps.told() == (20, 2000)
+
+
+class _Replica:
+    """A DDP model of which every step is timed: torch writes what one has waited when the next has begun."""
+
+    device_type = "cpu"
+
+    def __init__(self) -> None:
+        self.logger = self
+        self.ints_map: dict[str, int] = {}
+        self._waited_ns = self._steps = 0
+
+    def _get_ddp_logging_data(self) -> _Replica:
+        return self
+
+    def _set_ddp_runtime_logging_sample_rate(self, steps: int) -> None:
+        pass
+
+    def take(self, waited_ns: int) -> None:
+        """A forward and a backward pass; no two steps take quite the same time."""
+        self.ints_map = {"backward_comm_time": self._waited_ns}
+        self._steps += 1
+        self._waited_ns = waited_ns + self._steps
+
+
+def test_what_an_odd_step_has_waited_is_left_out_though_torch_tells_it_a_step_later() -> None:
+    steps, model = _Steps(), _Replica()
+    steps.spent.add_replica(model)
+
+    for took_ms, waited_ms in [(100, 10)] * 15 + [(3000, 2900)] + [(100, 10)] * 15:
+        model.take(waited_ms * MS)
+        steps.take(took_ms * MS)
+    spent = spent_of(steps.rank.words.tolist())
+    assert spent is not None and spent.steps >= 20
+    assert spent.waited_s / spent.steps == pytest.approx(0.01, rel=0.01)
 
 
 def test_what_comes_again_and_again_is_ordinary() -> None:

@@ -175,7 +175,7 @@ for _ in range(2):
 def test_a_scripts_own_thread_makes_a_fork_warn(bed: Bed) -> None:
     code = """
 import os, threading, time
-threading.Thread(target=time.sleep, args=[2], daemon=True).start()
+threading.Thread(target=time.sleep, args=[600], daemon=True).start()
 if os.fork() == 0:
     os._exit(0)
 os.wait()
@@ -206,7 +206,7 @@ time.sleep(600)
 def test_a_rank_that_is_a_grandchild_does_not_die_with_its_shell(bed: Bed) -> None:
     shell = f"{sys.executable} -c 'import time; time.sleep(0.5); print(1)' & echo $!"
     process = bed.start(["-c", shell], program="/bin/sh")
-    assert finish(process).stdout.splitlines()[-1] == "1"
+    assert "1" in finish(process).stdout.splitlines(), "beside the number of its process"
 
 
 def _is_gone(pid: int) -> bool:

@@ -16,7 +16,7 @@ from guardrun.hooks.wire.messages import Ended, Hello, UncaughtException
 from tests.hooks.bed import Bed, finish
 
 SETTLE = "import time; time.sleep(0.5)\n"
-"""Long enough for the hooks' thread to have said hello."""
+"""Mostly long enough for the hooks' thread to have said hello; nothing that is shown here depends on it."""
 
 REPLACED = SETTLE + "import sys\nsys.excepthook = lambda *_: print('own hook')\n"
 
@@ -104,8 +104,15 @@ def test_an_unwritable_error_file_costs_nothing_else(bed: Bed) -> None:
 
 
 def test_the_end_is_told_before_threads_are_joined(bed: Bed) -> None:
-    code = "import threading, time\nthreading.Thread(target=time.sleep, args=[60]).start()\n"
-    process = bed.start(["-c", SETTLE + code])
+    code = """
+import os, threading, time
+threading.Thread(target=time.sleep, args=[600]).start()
+while not os.path.exists(os.environ["SIGN"]): time.sleep(0.01)
+"""
+    sign = bed.sockets / "heard"
+    process = bed.start(["-c", code], more={"SIGN": str(sign)})
+    bed.wait_for(Hello)
+    sign.touch()
     assert bed.wait_for(Ended).pid == process.pid
     assert Milestone.ENDED in bed.milestones()
     heart = bed.board()[Field.HEART_NS]
@@ -114,7 +121,7 @@ def test_the_end_is_told_before_threads_are_joined(bed: Bed) -> None:
 
 
 def test_the_exception_is_told_before_an_end_that_hangs(bed: Bed) -> None:
-    code = "import atexit, time; atexit.register(time.sleep, 60); time.sleep(0.5); 1/0"
+    code = "import atexit, time; atexit.register(time.sleep, 600); time.sleep(0.5); 1/0"
     process = bed.start(["-c", code])
     assert bed.wait_for(UncaughtException).error == "ZeroDivisionError"
     assert bed.wait_for(Ended)
@@ -122,7 +129,13 @@ def test_the_exception_is_told_before_an_end_that_hangs(bed: Bed) -> None:
 
 
 def test_a_short_script_ends_without_our_libraries(bed: Bed) -> None:
-    done = bed.run("import sys, atexit; atexit.register(lambda: print('msgspec' in sys.modules))")
+    """It has ended before its first beat, however long a busy machine takes over it."""
+    patch = "from guardrun.hooks.beat import heartbeat\nheartbeat.FIRST_BEAT_NS = 600 * 10**9\n"
+    (bed.sockets / "sitecustomize.py").write_text(patch)
+    bed.make_board()
+    code = "import sys, atexit; atexit.register(lambda: print('msgspec' in sys.modules))"
+    environment = bed.environment(base={**os.environ, "PYTHONPATH": str(bed.sockets)})
+    done = finish(bed.start(["-c", code], env=environment))
     assert (done.stdout, done.stderr) == ("False\n", "")
     assert Milestone.ENDED in bed.milestones()
     assert bed.hear_all(Hello) == []

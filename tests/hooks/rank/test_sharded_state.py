@@ -151,7 +151,7 @@ def test_it_saves_what_it_is_asked_for_where_nobody_computes(training: Training)
     assert training.why_not() == "what it trains is sharded", "as on several nodes"
     gate.asked_part = (0, 1)
     assert training.why_not() == "it is not waiting for other ranks"
-    words[Field.COLLECTIVE_SINCE_NS] = time.monotonic_ns()
+    words[Field.COLLECTIVE_SINCE_NS] = time.monotonic_ns() + 10**12  # it has just come there
     assert training.why_not() == "it is not waiting for other ranks"
     words[Field.COLLECTIVE_SINCE_NS] = 1
     assert training.why_not() == "" and gate.is_shut, "until it is ended"

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,10 @@ me = rank.active
 
 
 def stop_until(name: str) -> None:
-    while not os.path.exists(os.path.join(sys.argv[1], name)):
+    """Make the file NAME-stops, and wait for NAME."""
+    signs = Path(sys.argv[1])
+    (signs / f"{name}-stops").touch()
+    while not (signs / name).exists():
         time.sleep(0.01)
 
 

@@ -11,7 +11,6 @@ import json
 import math
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -271,8 +270,8 @@ def unmanaged() -> None:
     play("reduced by hand", model, [optimizer], take)
 
 
-def uneven() -> None:
-    """What some ranks do and others don't must not hang."""
+def uneven(vain: list[str]) -> None:
+    """What some ranks do and others don't must not hang. vain: waits for which there was no verdict, so far."""
     model = make()
     alone = AdamW(model.parameters(), 0.01)
     if RANK == 0:
@@ -287,12 +286,11 @@ def uneven() -> None:
         pass
 
     optimizer = Uneven(shards.parameters(), 0.01)
-    began_s = time.monotonic()
     for step in range(4):
         backward(shards, step + 100)
         if step != 1 or RANK == 0:
             optimizer.step()
-    tell("uneven", took_s=time.monotonic() - began_s)
+    tell("uneven", waited_in_vain=len(vain))
     # Only this rank's gradients are bad, though they were reduced: a fault of its memory.
     replica = ddp()
 
@@ -377,6 +375,18 @@ def left_alone() -> None:
     tell("left alone", digest=hashlib.sha256(bits(inside.weight) + bits(next(model.parameters()))).hexdigest())
 
 
+def note_vain_waits(agreement: Any, vain: list[str]) -> None:
+    wait = agreement.Agreement._wait
+
+    def _wait(self: Any, name: str) -> bytes:
+        verdict: bytes = wait(self, name)
+        if verdict == agreement.NONE:
+            vain.append(name)
+        return verdict
+
+    agreement.Agreement._wait = _wait
+
+
 guards: Any = sys.modules.get("guardrun.hooks.guards.step_guard")
 for kind in sys.argv[1:]:
     told[kind] = {}
@@ -384,10 +394,11 @@ for kind in sys.argv[1:]:
         way()
     if is_bad():
         agreement: Any = sys.modules.get("guardrun.hooks.guards.agreement")
-        usual_s = getattr(agreement, "WAIT_S", 0.0)
+        usual_s, vain = getattr(agreement, "WAIT_S", 0.0), []
         if agreement is not None:
+            note_vain_waits(agreement, vain)
             agreement.WAIT_S = 1.0  # not where all come: a busy machine may hold one of them up for longer
-        uneven()
+        uneven(vain)
         if agreement is not None:
             agreement.WAIT_S = usual_s
 dist.destroy_process_group()

@@ -21,12 +21,13 @@ from guardrun.hooks.rank.parts import SaveGate
 from guardrun.hooks.saves import dcp_parts
 from guardrun.hooks.saves.in_time_files import NotSaved
 from guardrun.hooks.wire.examinations import SAVE_PREFIX
+from tests.support.waiting import wait_until
 
 TOKEN = "0f1e2d"
 
 
-def gate(part: tuple[int, int] | None = None, patience_s: float = 60.0, token: str = TOKEN) -> SaveGate:
-    until_ns = time.monotonic_ns() + int(patience_s * 1e9)
+def gate(part: tuple[int, int] | None = None, token: str = TOKEN) -> SaveGate:
+    until_ns = time.monotonic_ns() + 600 * 10**9
     return cast(SaveGate, SimpleNamespace(asked_part=part, asked_token=token, until_ns=until_ns, is_answered=False))
 
 
@@ -143,8 +144,21 @@ def test_nor_what_comes_there_meanwhile(tmp_path: Path) -> None:
 
 
 def test_a_part_that_does_not_come_in_time_leaves_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "step_8"
-    first, second = write_parts(path, [gate((part, 3), 1.0) for part in (0, 1)])
+    """Their time is over once both have written what they hold."""
+    folder, gates = tmp_path / f"{SAVE_PREFIX}{TOKEN}.part", [gate((part, 3)) for part in (0, 1)]
+
+    def are_written() -> bool:
+        return folder.is_dir() and {"plan-1", "__0_0.distcp"} <= {*os.listdir(folder)}
+
+    def end_time() -> None:
+        wait_until(are_written, 60, "both parts")
+        for one in gates:
+            one.until_ns = time.monotonic_ns()
+
+    thread = threading.Thread(target=end_time)
+    thread.start()
+    first, second = write_parts(tmp_path / "step_8", gates)
+    thread.join()
     assert re.fullmatch("NotSaved: part [12] of 3 was not there in time", first)
     assert second == "NotSaved: the parts were not joined in time"
     assert os.listdir(tmp_path) == []
@@ -159,12 +173,14 @@ def test_whoever_is_called_off_waits_no_longer(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_takes_its_own_files_away_and_no_others(tmp_path: Path) -> None:
+    gates = [gate((0, 2)), gate((1, 2))]
+
     class Fails(Counter):
         def state_dict(self) -> dict[str, Any]:
+            gates[0].is_answered = True  # the other one waits no longer
             raise OSError("no space left for this")
 
-    states = [held(0), {**held(1), "fails": Fails(0)}]
-    wrong = write_parts(tmp_path / "step_8", [gate((0, 2), 1.0), gate((1, 2), 60.0)], states)
+    wrong = write_parts(tmp_path / "step_8", gates, [held(0), {**held(1), "fails": Fails(0)}])
     assert wrong[1] == "OSError: no space left for this" and "part 1 of 2" in wrong[0]
     assert os.listdir(tmp_path) == []
 

@@ -37,7 +37,6 @@ MODULES = {
     "sets": "import os\nos.environ['SET_HERE'] = 'x'\n",
     "draws": "import random\nA = random.Random()\nB = random.Random(3)\n",
     "speaks": "import logging\nlog = logging.getLogger('speaks.it')\nlog.setLevel(10)\n",
-    # The last: what has been joined may still be there when all is judged.
     "had_thread": "import threading\nt = threading.Thread(target=int)\nt.start()\nt.join()\n",
 }
 CHILD = """
@@ -53,7 +52,9 @@ from guardrun.hooks.warm.stash import Stash
 for name in sys.argv[2].split():
     importlib.import_module(name)
 recorder.end()
-import json, os, atexit, logging, warnings
+import json, os, atexit, logging, time, warnings
+while len(os.listdir("/proc/self/task")) > 1 + ("has_thread" in sys.argv[2].split()):
+    time.sleep(0.01)  # what has been joined may still be there
 told = {"unfit": {**recorder.unfit, **recorder.inspect.judge()}}
 told["reads"] = {name: sorted(record.reads) for name, record in recorder.records.items() if record.reads}
 first = {name: sys.modules[name] for name in recorder.records}

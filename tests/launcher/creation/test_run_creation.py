@@ -27,6 +27,7 @@ from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.rundir.journal import Journal
 from guardrun.supervisor.rundir.run_directory import read_run_file, write_run_file
 from tests.support.journals import set_version
+from tests.support.waiting import wait_until
 
 
 class Opener:
@@ -248,8 +249,10 @@ def test_an_owner_on_another_node_lives_while_it_touches_the_lock(opener: Opener
     run = opener.open("job")
     dead_owner(run, node="elsewhere")
     lock = run.path / LOCK_FILE
-    touch = "import os, sys, time\nfor _ in range(1000):\n    os.utime(sys.argv[1]); time.sleep(0.1)"
+    touch = "import os, sys, time\nwhile True:\n    os.utime(sys.argv[1]); time.sleep(0.1)"
+    before_ns = lock.stat().st_mtime_ns
     with subprocess.Popen([sys.executable, "-c", touch, str(lock)]) as owner:
+        wait_until(lambda: lock.stat().st_mtime_ns != before_ns, 30, "the first touch")
         assert "elsewhere" in find_living_owner(run.path, run.file, "here", patience_s=5.0)
         owner.kill()
     assert find_living_owner(run.path, run.file, "here", patience_s=0.5) == ""

@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from guardrun.launcher.base.own_address import names_of, own_names
+from guardrun.launcher.run import job_nodes
 from guardrun.launcher.run.job_nodes import (
     Fleet,
     FleetError,
@@ -203,7 +204,10 @@ def test_who_cannot_lead_says_so_at_once(tmp_path: Path) -> None:
             open_lead(path)
 
 
-def test_one_that_leads_another_run_by_the_same_file_is_left_alone(tmp_path: Path) -> None:
+def test_one_that_leads_another_run_by_the_same_file_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_nodes, "is_listening", lambda join: is_listening(join, 60.0))
     server, client = make_key_pair(), make_key_pair()
     settings = HubSettings(listen=Listen(addresses=["127.0.0.1"]))
     hub = Hub(time.monotonic, server, [client.public], settings=settings)
@@ -226,7 +230,7 @@ def test_one_that_leads_another_run_by_the_same_file_is_left_alone(tmp_path: Pat
         check_lead(path, "first")  # another session of it: sessions say who is the newer
         check_lead(path, None, is_scheduled=True)
         assert not is_listening(msgspec.structs.replace(join, server_key=make_key_pair().public), 0.5)
-        assert is_listening(msgspec.structs.replace(join, addresses=["127.0.0.9", "no name", "127.0.0.1"]))
+        assert is_listening(msgspec.structs.replace(join, addresses=["127.0.0.9", "no name", "127.0.0.1"]), 60.0)
     finally:
         is_over.set()
         thread.join()

@@ -210,7 +210,7 @@ def ranks_that_are_silent(node: Node) -> dict[str, Any]:
     os.kill(stopped, signal.SIGSTOP)
     os.kill(dead, signal.SIGKILL)
     wait(lambda: is_stopped(stopped) and getattr(read_stat(dead), "state", "X") in DEAD, "signals")
-    with patience(2.0, 0.3):
+    with patience(60.0, 0.3):
         first, second = node.claim("silent"), node.claim("dead")
         refused = node.ranks.find_refused()
     assert first is not None
@@ -271,7 +271,7 @@ def killed_at(node: Node, moment: str, signum: signal.Signals) -> dict[str, Any]
         wait(lambda: node.turn().is_over, "its end is known")
     node.ranks.close()
     (node.folder / "slowly").unlink(missing_ok=True)
-    wait(lambda: not find_left({pid}), "everything's end", 5.0)
+    wait(lambda: not find_left({pid}), "everything's end")
     return {"is_warm": is_warm, "why": node.reasons}
 
 
@@ -290,7 +290,7 @@ def forks_are_known_before_a_sweep(node: Node) -> dict[str, Any]:
     answer = {"waiting": len(process.waiting()), "unknown": sorted(children - node.ranks.pids())}
     node.ranks.free_bytes = 1 << 60
     node.ranks.turn(time.monotonic() + 100.0, is_used=True)
-    wait(lambda: not find_left(set()), "everything's end", 5.0)
+    wait(lambda: not find_left(set()), "everything's end")
     return {**answer, "why": ["warm_free_mb" in why for why in node.reasons]}
 
 
@@ -308,7 +308,7 @@ def launcher_is_killed(folder: Path, python: Path, moment: str) -> dict[str, Any
         alive = [pid for pid in pids if getattr(read_stat(pid), "state", "X") not in DEAD]
         other.kill()
     (folder / "slowly").unlink(missing_ok=True)
-    wait(lambda: not find_left({other.pid, *pids}), f"its end ({moment})", 5.0)
+    wait(lambda: not find_left({other.pid, *pids}), f"its end ({moment})")
     return {"pids": len(pids), "alive_before": len(alive)}
 
 
@@ -351,6 +351,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     os.chdir(folder)
     become_subreaper()
+    warm_process.FORK_S = warm_process.BEGIN_S = 60.0  # where nobody answers, patience() has shorter ones
     if len(sys.argv) > 2:
         be_killed(Node(folder, folder / "venv" / "bin" / "python"), sys.argv[2])
     python, answers = make_environment(folder), {}

@@ -17,6 +17,7 @@ from guardrun.hooks.beat.imports_report import write
 from guardrun.hooks.warm.warm_process import Imports
 from guardrun.hooks.wire.board import import_names
 from guardrun.launcher.base.terminal_lines import Log
+from guardrun.launcher.warm import warm_process
 from guardrun.launcher.warm.warm_process import ForkedProcess, WarmError, WarmProcess
 from guardrun.launcher.warm.warm_ranks import ENDED_FILE, LEFT_OUT_FILE, TRIES, WarmRanks, takes_warm_ranks
 from guardrun.supervisor.wire.warm_state import WARM_FILE, WarmState, read_warm_state
@@ -123,7 +124,8 @@ def test_what_any_rank_sets_counts_and_none_is_started_before_all_have_said_so(
     assert told._origins["json"] == json.__spec__.origin
 
 
-def test_one_that_does_not_fork_is_given_up(tmp_path: Path) -> None:
+def test_one_that_does_not_fork_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(warm_process, "FORK_S", 60.0)
     ranks, lines = make(tmp_path, answering('{"ready": {"modules": 1}}'))
 
     def is_ready() -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.runs import RESUME, EdgeRuns, finish, only, ranks_of
+from tests.runs.runs import RESUME, EdgeRuns, finish, log_of, only, ranks_of
 from tests.support.guardrun_run import GuardrunRun
 from tests.support.outlet import guardrun_with
 from tests.support.processes import is_alive, read_all
@@ -48,6 +48,8 @@ LINES = """
 import os, time
 rank = os.environ["RANK"]
 for number in range(300):
+    while number in (30, 130, 290) and not os.path.exists(f"go-{number}"):
+        time.sleep(0.01)
     os.write(1 + number % 2, f"{rank}:{number}\\n".encode())  # print() to stderr writes the line's end by itself
     time.sleep(0.01)
 """
@@ -66,10 +68,13 @@ def test_without_the_process_between_no_rank_notices_and_no_line_is_missing(
     script = tmp_path / "lines.py"
     script.write_text(LINES)
     run = edge.start(str(script), config=None, program=guardrun_with("both"))
-    for line in ("1:20", "1:120"):
-        run.wait_for_output(f"\n{line}\n")
+    for number in (20, 120):
+        run.wait_for_output(f"\n1:{number}\n")
         [pid] = wait_until(lambda: relays(run), 30, "the process between")
         os.kill(pid, signum)
+        (run.folder / f"go-{number + 10}").touch()  # no rank ends before another process has taken its place
+    wait_until(lambda: log_of(run).count('"relay_replaced"') == 2, 30, "another process between")
+    (run.folder / "go-290").touch()
     finished = finish(run)
     assert (finished.returncode, finished.incidents) == (0, []), finished
     lines = [line for line in finished.stderr.splitlines() if re.fullmatch(r"[01]:\d+", line)]

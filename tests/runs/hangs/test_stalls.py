@@ -77,9 +77,12 @@ def test_guardctl_restart_acts_on_it_at_once(edge: EdgeRuns) -> None:
 
 def test_it_restarts_a_run_that_is_well_too(edge: EdgeRuns) -> None:
     """Long on a busy machine: a stall is told after 15 s of silence, and training goes on to its end."""
-    run = edge.start("plain.py", "--steps", "60", "--step-s", "0.1", config=RESUME)
+    arguments = ["--steps", "100000", "--step-s", "0.1", "--end", "end"]
+    run = edge.start("plain.py", *arguments, config=RESUME)
     wait_until((edge.folder / "out" / "ckpt_10.safetensors").exists, 60, "a checkpoint")
     assert "asked" in run.guardctl("restart")
+    run.wait_for_output("attempt 1 rank 0: starts at step")
+    (edge.folder / "end").touch()
     finished = finish(run)
     assert (finished.returncode, finished.incidents) == (0, [])
     assert finished.summary is not None
@@ -88,13 +91,14 @@ def test_it_restarts_a_run_that_is_well_too(edge: EdgeRuns) -> None:
 
 
 @pytest.mark.cold
+@pytest.mark.timeout(400)
 def test_with_defaults_a_deadlock_is_acted_on_once_it_is_proven(edge: EdgeRuns) -> None:
     """Long: patience is waited for here. Native frames are asked for, which a forked interpreter does not show whole.
 
     Quiet machines need 15 to 19 s, busy ones a minute: native frames take long. Without a proof, patience takes 300 s.
     """
     # The attempt after it is over at once: the trainings above are gone on with.
-    finished = edge.run("train.py", "--plan", "0:deadlock@15:1,1:over@0:*", "--steps", "30")
+    finished = edge.run("train.py", "--plan", "0:deadlock@15:1,1:over@0:*", "--steps", "30", timeout_s=280)
     incident = only(finished)
     assert finished.returncode == 0
     assert (incident["cause"], ranks_of(incident), incident["step"]) == ("rank_blocked", [1], 14)

@@ -11,7 +11,7 @@ from guardrun.supervisor.engine.model.actions import SaveInTime
 from guardrun.supervisor.rundir.journal import read_lines
 from tests.runs.runs import QUICK, RESUME, EdgeRuns, Finished, only, own_lines
 
-JIT_S = 3
+JIT_S = 8
 """What it takes where it is over before it has come to anything; all others need not be so quick."""
 STEPS, AT = 16, 9
 FIRST_SAVE = 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tests.runs.runs import RESUME, EdgeRuns, check_show, own_lines, ranks_of
+from tests.runs.runs import RESUME, EdgeRuns, check_show, last_word, ranks_of
 
 QUICK_STOP = RESUME + "[restart]\nstop_grace_s = 0.5\n[launcher]\nlinger_s = 0\n"
 
@@ -37,7 +37,7 @@ def test_a_step_that_stops_the_run_every_time_ends_it_as_poison(edge: EdgeRuns) 
     assert (last["kind"], last["step"], ranks_of(last)) == ("hang", 14, [1])
     assert last["evidence"]["own_cause"] == "killed"
     assert last["summary"].startswith("Step 14 has stopped the run 4 times in a row, the last time so: Rank 1 on ")
-    assert own_lines(finished)[-1].startswith("giving up: 3 restarts in a row got no further than step 14")
+    assert last_word(finished).startswith("giving up: 3 restarts in a row got no further than step 14")
 
 
 def test_stops_further_and_further_back_end_the_run_without_blaming_a_step(edge: EdgeRuns) -> None:
@@ -45,7 +45,7 @@ def test_stops_further_and_further_back_end_the_run_without_blaming_a_step(edge:
     finished = edge.run("plain.py", "--plan", plan)
     assert finished.returncode == 137
     assert [i["cause"] for i in finished.incidents] == ["killed"] * 4
-    assert own_lines(finished)[-1].startswith("giving up: 3 restarts in a row got no further than step 18")
+    assert last_word(finished).startswith("giving up: 3 restarts in a row got no further than step 18")
 
 
 def test_max_no_progress_is_configuration(edge: EdgeRuns) -> None:
@@ -60,7 +60,7 @@ def test_the_flag_for_restarts_wins_over_the_configuration(edge: EdgeRuns) -> No
     finished = edge.run("plain.py", "--plan", plan, flags=("--max-restarts=1",), config=config)
     assert finished.returncode == 3
     assert [i["action"] for i in finished.incidents] == ["restart", "give_up"]
-    assert own_lines(finished)[-1] == "giving up: the only restart is used up"
+    assert last_word(finished) == "giving up: the only restart is used up"
 
 
 def test_a_rank_that_leaves_early_with_0_ends_nothing(edge: EdgeRuns) -> None:

@@ -87,7 +87,7 @@ def suffer(fault: str, seconds: float, others: dict[str, Callable[[], Any]]) -> 
         "gil": lambda: ctypes.PyDLL(None).sleep(1000),
         "gc": collect_garbage,
         "pause": lambda: time.sleep(seconds),
-        "shards": lambda: open_shards(1500),
+        "shards": lambda: open_shards(3000),
         "leak": leak_files,
         "hoard": lambda: hold_memory(lambda turn: min(turn, 860), room_mib=900),
         "cache": lambda: hold_memory(lambda turn: turn % 120),
@@ -174,19 +174,23 @@ def stand_until_told() -> None:
 
 def open_shards(count: int) -> None:
     """As a shuffle buffer does: once, and they stay open."""
-    resource.setrlimit(resource.RLIMIT_NOFILE, (2048, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     KEPT.extend(os.open(__file__, os.O_RDONLY) for _ in range(count))
 
 
 def leak_files() -> None:
-    """Another 40 each second, while training goes on."""
+    """Another 20 each second, by the clock, while training goes on."""
+    began_s = time.monotonic()
 
     def leak() -> None:
+        more = 0
         while True:
-            open_shards(1)
-            time.sleep(1 / 40)
+            wanted = int(20 * (time.monotonic() - began_s))
+            open_shards(wanted - more)
+            more = wanted
+            time.sleep(1 / 20)
 
-    open_shards(1000)
+    open_shards(2000)
     threading.Thread(target=leak, daemon=True).start()
 
 
@@ -198,11 +202,13 @@ def wait_for_flag() -> None:
 
 
 def hold_memory(mib: Callable[[int], int], room_mib: int = 600) -> None:
-    """So many MiB, twenty times a second, while training goes on; of so much that the process has left."""
+    """So many MiB in each turn, a twelfth of a second long, while training goes on; of so much that the process has."""
     pieces: list[bytearray] = []
+    began_s = time.monotonic()
 
     def hold() -> None:
-        for turn in itertools.count():
+        while True:
+            turn = int(12 * (time.monotonic() - began_s))
             pieces[:] = pieces[: mib(turn)]
             pieces.extend(bytearray(b"x") * (1 << 20) for _ in range(len(pieces), mib(turn)))
             time.sleep(1 / 20)

@@ -1,4 +1,4 @@
-"""Real ranks that hold more and more; windows are short."""
+"""Real ranks that hold more and more, by the clock: who stood still for a moment catches up. Windows are short."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.support.waiting import wait_until
 
 WINDOWS = """
 [leaks]
-files_window_s = 1.5
-memory_window_s = 1.5
+files_window_s = 3
+memory_window_s = 3
 """
 
 
@@ -21,7 +21,7 @@ def test_a_rank_that_never_closes_its_files_is_told_and_trains_on(edge: EdgeRuns
     run = edge.start(
         "plain.py", "--plan=0:shards@5:0,0:leak@5:1", "--steps=100000", "--save-every=0", f"--end={end}", config=WINDOWS
     )
-    wait_until(run.incidents, 30, "an incident")
+    wait_until(run.incidents, 90, "an incident")
     end.touch()
     finished = finish(run)
     assert finished.returncode == 0, finished
@@ -29,13 +29,13 @@ def test_a_rank_that_never_closes_its_files_is_told_and_trains_on(edge: EdgeRuns
     assert (incident["kind"], incident["cause"], incident["action"]) == ("memory", "descriptor_leak", "none")
     assert ranks_of(incident) == [1] and incident["attempt"] == 0
     evidence = incident["evidence"]
-    assert 1256 < evidence["open_files"]["1"] < evidence["limit"] == 2048
-    assert 40 * 3600 * 0.5 < evidence["per_hour"] < 40 * 3600 * 1.2
-    assert 0 < evidence["left_s"] < 60
+    assert 2256 < evidence["open_files"]["1"] < evidence["limit"] == 4096
+    assert 20 * 3600 * 0.5 < evidence["per_hour"] < 20 * 3600 * 1.5
+    assert 0 < evidence["left_s"] < 200
     assert evidence["newest"] == {str(SCRIPTS / "faults.py"): 200}
     assert "`with` block" in incident["advice"]
     assert (
-        incident["summary"].startswith("Rank 1 on ") and "its limit of 2,048 is reached in about" in incident["summary"]
+        incident["summary"].startswith("Rank 1 on ") and "its limit of 4,096 is reached in about" in incident["summary"]
     )
     assert [line for line in own_lines(finished) if line.startswith("incident")] == [
         f"incident 001: {incident['summary']}"
@@ -51,7 +51,7 @@ def test_a_rank_that_holds_more_and_more_memory_is_told_and_trains_on(edge: Edge
     run = edge.start(
         "plain.py", "--plan=0:cache@5:0,0:hoard@5:1", "--steps=100000", "--save-every=0", f"--end={end}", config=WINDOWS
     )
-    wait_until(run.incidents, 40, "an incident")
+    wait_until(run.incidents, 90, "an incident")
     told = json.loads(run.guardctl("memory", "0", "1", "--seconds", "10", "--json"))
     end.touch()
     finished = finish(run)
@@ -69,9 +69,9 @@ def test_a_rank_that_holds_more_and_more_memory_is_told_and_trains_on(edge: Edge
     check_show("memory growth", finished)
     evidence = incident["evidence"]
     assert (evidence["part"], evidence["pid"]) == ("own", incident["culprits"][0]["pid"])
-    assert 20 * 3600 * 0.5 < evidence["per_hour_bytes"] / (1 << 20) < 20 * 3600 * 1.2
+    assert 12 * 3600 * 0.5 < evidence["per_hour_bytes"] / (1 << 20) < 12 * 3600 * 1.5
     assert evidence["used_bytes"] < evidence["limit_bytes"]
-    assert 0 < evidence["left_range_s"][0] <= evidence["left_s"] <= evidence["left_range_s"][1] < 120
+    assert 0 < evidence["left_range_s"][0] <= evidence["left_s"] <= evidence["left_range_s"][1] < 200
     assert incident["summary"].startswith("Rank 1 on ") and "in its own process" in incident["summary"]
     assert [line for line in own_lines(finished) if line.startswith("incident")] == [
         f"incident 001: {incident['summary']}"

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs.runs import EdgeRuns, check_show, finish
+from tests.runs.runs import EdgeRuns, check_show, finish, journal_of
 from tests.sensors.nvml_stub import NvmlStub, build_library
 from tests.support.guardrun_run import GuardrunRun, clean_environment
 from tests.support.throttling import CAUSE, CONFIG, REFUSED, check_incident, give_gpus, throttle
@@ -27,7 +27,7 @@ from guardrun.hooks import step
 open(f"pid-{os.environ['RANK']}.new", "w").write(str(os.getpid()))
 os.rename(f"pid-{os.environ['RANK']}.new", f"pid-{os.environ['RANK']}")
 while not os.path.exists("end"):
-    time.sleep(0.16 if os.path.exists("hot") else 0.05)
+    time.sleep(0.9 if os.path.exists("hot") else 0.3)
     step()
 """
 
@@ -62,6 +62,7 @@ def test_a_throttling_device_is_told_quarantined_and_released(edge: EdgeRuns, st
     script.write_text(SCRIPT)
     run = edge.start(str(script), config=CONFIG, env=env)
     give_gpus(stub, [int(wait_until(lambda r=r: _read(edge.folder / f"pid-{r}"), 60, f"rank {r}")) for r in range(2)])  # type: ignore[misc]
+    wait_until(lambda: '"milestones"' in journal_of(run), 60, "the first steps")
     incident = throttle(stub, hot(edge.folder), lambda: incident_of(run))
     (edge.folder / "end").touch()
     finished = finish(run)

@@ -48,7 +48,7 @@ def test_a_rank_that_becomes_slow_is_told_while_training_goes_on(runs: EdgeRuns)
     assert incident["evidence"]["own_s"]["2"] > 0.4
     assert incident["evidence"]["others_own_s"] < incident["evidence"]["own_s"]["2"] / 1.75
     assert incident["attempt"] == 0 and incident["recovered"] is None
-    assert incident["confidence"] == 0.7, "by brief windows: the run was over before three others were"
+    assert incident["confidence"] in (0.7, 0.75), "by brief windows; or by three others, too, if these were over first"
     check_show("a straggler", finished)
 
 
@@ -63,7 +63,14 @@ def test_ranks_that_have_always_been_unequal_are_left_alone(runs: EdgeRuns) -> N
 def test_slow_data_and_steps_that_grow_for_all_are_told_for_what_they_are(runs: EdgeRuns) -> None:
     """Samples that take long to make; then, on all ranks alike, twice the work."""
     finished = runs.run(
-        "slow.py", "--steps=530", "--sample-s=0.03", "--grow=340:2.5", config=WINDOWS, ranks=2, timeout_s=200
+        "slow.py",
+        "--steps=395",
+        "--work-s=0.09",
+        "--sample-s=0.05",
+        "--grow=210:2.4",
+        config=WINDOWS,
+        ranks=2,
+        timeout_s=280,
     )
     assert finished.returncode == 0, finished
     data, drop = finished.incidents

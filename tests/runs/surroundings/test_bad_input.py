@@ -272,7 +272,7 @@ def test_a_machine_that_cannot_reach_itself_is_told_within_seconds(
     assert finished.run_dir is not None
     lines = [line for line in read_lines(finished.run_dir) if line is not None]
     [told_s] = [line.t for line in lines if isinstance(line.event, AttemptNotStarted)]
-    assert told_s < 10, "from the run's beginning, by guardrun's own clock"
+    assert told_s < 60, "from the run's beginning, by guardrun's own clock"
 
 
 @pytest.mark.real("netns")
