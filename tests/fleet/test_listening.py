@@ -12,6 +12,7 @@ import pytest
 import zmq
 
 from guardrun.supervisor.engine.model.events import FleetPlan, Settings
+from guardrun.supervisor.fleet.checks import reachability_probe
 from guardrun.supervisor.fleet.checks.reachability_probe import TOKEN_BYTES, Echo, call
 from guardrun.supervisor.fleet.transport.curve import make_key_pair
 from guardrun.supervisor.fleet.transport.hub import Hub, HubSettings
@@ -227,7 +228,8 @@ def test_a_hub_is_widened_while_nodes_try() -> None:
         ends.joined("n1")
 
 
-def test_a_checks_listener_is_reached_where_it_listens_alone() -> None:
+def test_a_checks_listener_is_reached_where_it_listens_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reachability_probe, "CONNECT_S", 60.0)
     token = os.urandom(TOKEN_BYTES)
     echo = Echo("n1", token, keep_s=30.0, listen=Listen(addresses=["127.0.0.2", "127.0.0.3"]))
     try:

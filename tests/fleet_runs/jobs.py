@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,7 @@ from tests.support.forkserver.alone import make_programs
 from tests.support.guardrun_run import clean_environment
 from tests.support.netlab import Host, Lab
 from tests.support.processes import Process, is_alive
+from tests.support.waiting import wait_until
 
 PORT = 29650
 CONFIG = """
@@ -34,7 +38,7 @@ scale = 0.2
 [restart]
 stop_grace_s = 3
 """
-QUICK = CONFIG + "[fleet]\nlost_s = 8\nterm_s = 5\nisolate_lost_s = 8\nlast_call_s = 10\n"
+QUICK = CONFIG + "[fleet]\nlost_s = 8\nterm_s = 5\nisolate_lost_s = 8\nlast_call_s = 40\n"
 """Patience for tests: what matters is the order of things, not how long they take."""
 
 
@@ -158,6 +162,11 @@ class Job(Training):
         self.wait_for(lambda: not any(map(is_alive, pids)), timeout_s, f"{what} to be gone")
         return time.monotonic()
 
+    def died(self, death: Future[float], what: str) -> float:
+        """Wait for a death that `note_death` notes; returns when that was."""
+        self.wait_for(death.done, 60.0, f"{what} to be gone")
+        return death.result()
+
     # The end -----------------------------------------------------------------------------------------------------
 
     def finish(self, timeout_s: float = 90.0) -> dict[str, int]:
@@ -200,6 +209,30 @@ def guardctl(job: Job, name: str, *arguments: str) -> str:
 def kill(process: Process, signum: signal.Signals = signal.SIGKILL) -> float:
     os.kill(process.pid, signum)
     return time.monotonic()
+
+
+def note_death(pid: int) -> Future[float]:
+    """When this process dies: noted from now on, whatever the test waits for meanwhile."""
+    noted: Future[float] = Future()
+    descriptor = os.pidfd_open(pid)
+
+    def wait() -> None:
+        select.select([descriptor], [], [])
+        noted.set_result(time.monotonic())
+        os.close(descriptor)
+
+    threading.Thread(target=wait, name=f"death of {pid}", daemon=True).start()
+    return noted
+
+
+def replaced(job: Job, name: str, old: int) -> None:
+    """Wait for another supervisor than that one."""
+
+    def seen() -> bool:
+        found = [one for one in job[name].processes() if "guardrund" in one.command]
+        return bool(found) and all(one.pid != old for one in found) and not is_alive(old)
+
+    wait_until(seen, 20.0, f"another supervisor on {name}")
 
 
 def go(job: Job, attempt: int, ranks: int = 2) -> None:

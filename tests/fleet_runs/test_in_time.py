@@ -20,11 +20,14 @@ from tests.runs.runs import QUICK as SOON
 from tests.runs.runs import RESUME, SCRIPTS, EdgeRuns, check_replay
 from tests.support.netlab import Lab
 
-pytestmark = pytest.mark.real("netns")
+pytestmark = [pytest.mark.real("netns"), pytest.mark.timeout(600)]
 
-JIT_S = 6
+JIT_S = 30
+LOOKED_S = 10
+"""A rank that blocks as its node is about to be lost is not to be found before that."""
 FLEET = QUICK[QUICK.index("[fleet]") :]
 CONFIG = f"{RESUME}jit_s = {JIT_S}\n{SOON}[restart]\nstop_grace_s = 3\nmax_no_progress = 9\n{FLEET}"
+PATIENT = CONFIG.replace("floor_s = 2\n", f"floor_s = {LOOKED_S}\n")
 STEPS = 26
 FAULTS = ("kill@5:0", "block@9:1", "raise@13:1", "stop@17:0", "lose@20:1", "lose@23:1")
 """Of the attempts: which rank suffers what, at which step."""
@@ -51,17 +54,17 @@ class Told:
         self.orders = [one for line in lines_of for one in line.actions if isinstance(one, SaveInTime)]
 
 
-def begin(job: Job, faults: tuple[str, ...], *more: str) -> None:
+def begin(job: Job, config: str, faults: tuple[str, ...], *more: str) -> None:
     job.script = SCRIPTS / "in_time.py"
-    planted = [f"--fault={fault}" for fault in faults]
-    job.start(2, ["head", "node1", "node2"], spares=1, config=CONFIG, script_args=[f"--steps={STEPS}", *planted, *more])
+    script_args = [f"--steps={STEPS}", *(f"--fault={fault}" for fault in faults), *more]
+    job.start(2, ["head", "node1", "node2"], spares=1, config=config, script_args=script_args)
 
 
 @pytest.fixture(scope="module")
 def told(hosts: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
     job = Job(hosts, tmp_path_factory.mktemp("in_time"))
     try:
-        begin(job, FAULTS)
+        begin(job, PATIENT, FAULTS)
         for attempt in range(len(FAULTS)):
             if attempt == 5:  # while it is being started: once its rank blocks, that is found within seconds
                 job.says("head", "the next attempt goes without node1")
@@ -125,17 +128,20 @@ def test_what_goes_wrong_meanwhile_costs_its_time_and_nothing_else(
         job.wait_for((job.folder / "out" / "jit_8.pt").exists, 20.0, "it to have written")
 
     (job.folder / "apart").mkdir(exist_ok=True)
-    begin(job, SPOILT, *(f"--how={how}" for how in HOW), f"--first-save={KEPT}")
+    begin(job, CONFIG, SPOILT, *(f"--how={how}" for how in HOW), f"--first-save={KEPT}")
     saves(0, 1)
     job.lab.cut(job["node1"].host)
     saves(1, 0)
     kill(job["head"].supervisor())
     saves(2, 1)
+    joined = '"type":"node_joined","node":"node2"'
+    count = (job.run_dir / "events.jsonl").read_text().count(joined)
     kill(job["node2"].supervisor())
     for name in ("node1", "node2"):
         job[name].host.hide(job.folder / "apart")
     job.lab.restore(job["node1"].host)
     try:
+        job.happens(joined, count + 1)
         go(job, 3)
         job.ended(90.0)
     finally:
@@ -144,11 +150,10 @@ def test_what_goes_wrong_meanwhile_costs_its_time_and_nothing_else(
     told = Told(job)
     whys = [one["evidence"]["jit"]["why"] for one in told.incidents if "jit" in one["evidence"]]
     unseen = f"rank 1 saved {job.folder}/apart/jit_8.pt: {{}} does not see it: it is not there"
-    assert whys[:-1] == [
-        f"it was not done within {JIT_S} s",
-        "the supervisor was started anew",
-        "rank 1: its supervisor was started anew",
-    ], told.outputs
+    away = "rank 1: {} can't be reached any more"
+    assert whys[:2] == [away.format("node1"), "the supervisor was started anew"], told.outputs
+    # Where its next supervisor takes its time, that is all that is known.
+    assert whys[2:-1] in (["rank 1: its supervisor was started anew"], [away.format("node2")]), told.outputs
     assert whys[-1] in {unseen.format("head"), unseen.format("node1")}, "whichever was the first to answer"
     assert [taken[0] for taken in told.taken] == [1, *[KEPT + 1] * len(SPOILT)]
     assert told.losses == undisturbed
@@ -160,13 +165,13 @@ def test_what_goes_wrong_meanwhile_costs_its_time_and_nothing_else(
         pytest.param([], JIT_S, {"rank": 0}, ["jit_{}.pt"], id="one for all"),
         pytest.param(
             ["--shards=2"],
-            10 * JIT_S,  # ranks train on for some seconds first
+            2 * JIT_S,  # ranks train on for some seconds first
             {"rank": 0, "ranks": [0, 1]},
             ["jit_{}_shard0_of_2.pt", "jit_{}_shard1_of_2.pt"],
             id="parts",
         ),
         pytest.param(
-            ["--shards=2", "--dcp"], 10 * JIT_S, {"rank": 0, "ranks": [0, 1]}, ["jit_{}"], id="parts of one folder"
+            ["--shards=2", "--dcp"], 2 * JIT_S, {"rank": 0, "ranks": [0, 1]}, ["jit_{}"], id="parts of one folder"
         ),
     ],
 )

@@ -15,7 +15,9 @@ from tests.runs.runs import RESUME, SCRIPTS, check_replay
 
 pytestmark = pytest.mark.real("netns")
 
-CONFIG = f"{RESUME}jit_s = 6\n{SOON}{QUICK[QUICK.index('[fleet]') :]}"
+PATIENT = SOON.replace("floor_s = 2\n", "floor_s = 10\n")
+"""A rank that blocks as its node is about to be lost is not to be found before that."""
+CONFIG = f"{RESUME}jit_s = 30\n{PATIENT}{QUICK[QUICK.index('[fleet]') :]}"
 STEPS, KILLED, LOST = 14, 9, 12
 RANKS = range(4)
 

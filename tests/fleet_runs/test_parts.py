@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from tests.fleet_runs.jobs import QUICK, Job, flags, kill
+from tests.fleet_runs.jobs import QUICK, Job, flags, kill, replaced
 from tests.support.processes import is_alive
 from tests.support.waiting import wait_until
 
@@ -15,16 +15,6 @@ pytestmark = pytest.mark.real("netns")
 
 PATIENT = QUICK.replace("lost_s = 8\nterm_s = 5", "lost_s = 20\nterm_s = 15")
 """A supervisor that was stopped is silent until another one has taken its place: on a busy machine nearly that long."""
-
-
-def replaced(job: Job, name: str, old: int) -> None:
-    """Wait for another supervisor than that one."""
-
-    def seen() -> bool:
-        found = [one for one in job[name].processes() if "guardrund" in one.command]
-        return bool(found) and all(one.pid != old for one in found) and not is_alive(old)
-
-    wait_until(seen, 20.0, f"another supervisor on {name}")
 
 
 def test_supervisors_and_launchers(job: Job) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.fleet_runs.jobs import CONFIG, Job
+from tests.fleet_runs.jobs import CONFIG, Job, note_death
 from tests.fleet_runs.training import MAX_LOST
 
-pytestmark = pytest.mark.real("netns")
+pytestmark = [pytest.mark.real("netns"), pytest.mark.timeout(600)]
 
 VERDICT_S = 45.0
 """From a cut: the time that a switch needs to fail over, and by how much a busy machine is late."""
@@ -99,6 +99,7 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
 
     # No word from node1, and none to it: its rank ends by itself before anything goes on without it.
     [rank] = job["node1"].ranks()
+    death = note_death(rank.pid)
     job.lab.cut(job["node1"].host)
     cut_s = time.monotonic()
     told = job.incident(2, VERDICT_S + 10.0)
@@ -108,7 +109,7 @@ def test_a_blocked_rank_a_cut_link_and_a_dead_node(job: Job) -> None:
     assert re.match(
         r"node1 and its rank 1 cannot be reached: nothing has been heard of it for (2[5-9]|3\d) s", told["summary"]
     )
-    gone_s = job.gone([rank.pid], 10.0, "the cut node's rank")
+    gone_s = job.died(death, "the cut node's rank")
     first = job.first_steps(2, 3)
     assert [mark["node"] for mark in first] == ["head", "node3", "node2"]
     assert all(mark["at_s"] > gone_s for mark in first)

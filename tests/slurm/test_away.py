@@ -215,7 +215,11 @@ def test_somebody_else_s_drain_is_never_undone(fake_slurm: FakeSlurm, tmp_path: 
         assert (kept.state, reason.read_text()) == (DrainState.OTHERS, there)
 
 
-def test_at_the_run_s_end_it_is_tried_once_more(fake_slurm: FakeSlurm, tmp_path: Path) -> None:
+def test_at_the_run_s_end_it_is_tried_once_more(
+    fake_slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_drain, "LAST_CALL_S", 60.0)
+    monkeypatch.setattr(slurm_drain, "LAST_S", 60.0)
     there = tmp_path / "there"
     bed = Bed(fake_slurm(scontrol=away_until(there)))
     bed.drains.drain(ISOLATE)
@@ -324,7 +328,7 @@ def test_a_requeue_is_made_once_slurm_is_back(fake_slurm: FakeSlurm, tmp_path: P
 
 
 def test_a_requeue_that_nobody_answered_is_said_with_what_to_type(fake_slurm: FakeSlurm) -> None:
-    event, said = requeued(fake_slurm(scontrol=AWAY), 1.0)
+    event, said = requeued(fake_slurm(scontrol=AWAY), 4.0, wait=4.0)
     assert (event.is_done, event.is_silent, len(said)) == (False, True, 1)
     assert event.why.endswith("; by hand: scontrol requeue 2")
 

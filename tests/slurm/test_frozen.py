@@ -17,7 +17,7 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.real("slurm")
 
-CONFIG = QUICK.replace("lost_s = 8\nterm_s = 5\nisolate_lost_s = 8", "lost_s = 14\nterm_s = 8\nisolate_lost_s = 120")
+CONFIG = QUICK.replace("lost_s = 8\nterm_s = 5\nisolate_lost_s = 8", "lost_s = 20\nterm_s = 8\nisolate_lost_s = 120")
 
 
 class Step(Training):
@@ -63,7 +63,7 @@ class Step(Training):
         assert ended["JobState"] == "COMPLETED", self.outputs()
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(600)
 def test_a_node_that_is_frozen_is_not_drained(slurm_lab: SlurmLab, tmp_path: Path) -> None:
     """Long: a node that is frozen for less than it may be silent, and for more."""
     step = Step(slurm_lab, tmp_path, spares=1)
@@ -87,14 +87,14 @@ def test_a_node_that_is_frozen_is_not_drained(slurm_lab: SlurmLab, tmp_path: Pat
     assert [slurm_lab.node(name)["Reason"] for name in ("n2", "n3")] == ["", ""]
 
 
-@pytest.mark.timeout(150)
+@pytest.mark.timeout(600)
 def test_a_job_that_is_suspended_trains_on_where_it_was(slurm_lab: SlurmLab, tmp_path: Path) -> None:
     """Long: it is suspended for longer than any lease lasts, and a node may be silent."""
     step = Step(slurm_lab, tmp_path, spares=0)
     slurm_lab.run("scontrol", "suspend", step.job)
     slurm_lab.wait_state(step.job, "SUSPENDED", timeout_s=20.0)
     wait_until(lambda: stands(step), 20.0, "the ranks to stand still")
-    time.sleep(20.0)
+    time.sleep(26.0)
     slurm_lab.run("scontrol", "resume", step.job)
     step.trains_on()
     step.end()

@@ -14,7 +14,6 @@ import pytest
 from guardrun.launcher.base.terminal_lines import NOT_FIT, QUARANTINED
 from guardrun.slurm import node_hooks
 from guardrun.slurm.node_hooks import Refusal, find_left, find_refusal, run_epilog, run_prolog, sweep
-from guardrun.supervisor.client.agent_client import ask
 from tests.agent.bed import AgentBed
 from tests.agent.callers import as_nobody
 from tests.support.processes import is_alive, kill, read_process
@@ -148,10 +147,11 @@ def test_what_was_ended_is_in_the_nodes_history(
     """Long on a busy machine: Slurm ends a job that does not want to end."""
     agent.start()
     monkeypatch.setenv("GUARDRUN_AGENT_SOCKET", str(agent.socket))
+    monkeypatch.setattr(node_hooks, "AGENT_PATIENCE_S", 60.0)
     pid = sleeper(GUARDRUN_TOKEN="t", SLURM_JOB_ID="4712")
     assert run_epilog({"SLURM_JOB_ID": "4712", "SLURM_JOB_UID": str(os.getuid())}) == 0
     agent.wait_for_entry("epilog_swept")
-    entries = ask("history", {"what": "job"}, path=agent.socket)["entries"]
+    entries = agent.history(what="job")["entries"]
     found = [entry for entry in entries if entry["name"] == "epilog_swept"]
     assert found[0]["subject"] == "slurm:4712" and found[0]["data"] == {"ended": [pid], "remaining": []}
 
@@ -161,7 +161,7 @@ def test_only_root_writes_into_the_history(agent: AgentBed, open_folder: Path) -
     agent.start()
     code = """
 try:
-    ask("note", {"text": "x"}, path=path)
+    ask("note", {"text": "x"}, path=path, timeout_s=60.0)
 except RefusedError as error:
     print(error)
 """

@@ -23,16 +23,16 @@ CONFIG = (
     '[restart]\nstop_grace_s = 1\n[preemption]\nrequeue = "time_limit"\n'
 )
 STEP_S = 0.02
-LIMIT_S = 50
+LIMIT_S = 90
 """Half of it has to be enough for the ranks to start, the other half for them to save, on a busy machine too."""
-NEVER_SAVES_S = 30
+NEVER_SAVES_S = 55
 """Of a job that has nothing to save: guardrun has to have begun by then, its ranks need not."""
 
 
 @pytest.fixture(scope="module")
 def groups_lab() -> Iterator[SlurmLab]:
     """Slurm that signals a task's process group: as with control groups, the ranks don't get what guardrun gets."""
-    lab = SlurmLab(LabSettings(nodes=1, kill_wait_s=10, extra={"ProctrackType": "proctrack/pgid"}))
+    lab = SlurmLab(LabSettings(nodes=1, kill_wait_s=30, grace_s=30, extra={"ProctrackType": "proctrack/pgid"}))
     try:
         yield lab
     finally:
@@ -121,7 +121,7 @@ def test_a_preemption_with_a_grace_time(groups_lab: SlurmLab, tmp_path: Path) ->
 def test_a_time_limit_of_a_job_of_two_nodes(slurm_lab: SlurmLab, tmp_path: Path) -> None:
     """Slurm counts limits in minutes, but takes an end to the second. A job so short is asked to save halfway."""
     shorter = f"[ $SLURM_RESTART_COUNT ] || scontrol update jobid=$SLURM_JOB_ID endtime=now+{LIMIT_S}"
-    job = submit(slurm_lab, tmp_path, "--time=1", "--open-mode=append", nodes=2, first=shorter)
+    job = submit(slurm_lab, tmp_path, "--time=2", "--open-mode=append", nodes=2, first=shorter)
     wait_for_training(slurm_lab, job, tmp_path)
     assert slurm_lab.job(job)["NodeList"] == "n[1-2]"
     told = check_requeued(slurm_lab, job, tmp_path)
@@ -139,7 +139,7 @@ def test_a_time_limit_of_a_job_that_never_saves_is_the_end_of_going_round(slurm_
     shorter = f"scontrol update jobid=$SLURM_JOB_ID endtime=now+{NEVER_SAVES_S}"
     once = CONFIG.replace("[restart]", "[restart]\nmax_no_progress = 1")
     job = submit(slurm_lab, tmp_path, "--time=1", "--open-mode=append", first=shorter, asked="", config=once)
-    slurm_lab.wait_state(job, "FAILED", "TIMEOUT", "CANCELLED", timeout_s=180)
+    slurm_lab.wait_state(job, "FAILED", "TIMEOUT", "CANCELLED", timeout_s=240)
     said = slurm_lab.output(job)
     assert slurm_lab.job(job)["Restarts"] == "1", said
     assert said.count("the job is not requeued: 1 requeues in a row got no further and saved nothing") == 1, said

@@ -104,21 +104,21 @@ def _lost_s(state: State, member: Member) -> float:
     """When a silent node is lost, if nothing changes: neither it is heard nor does the job advance."""
     attempt = state.attempt
     # Of a node that is not tied the others' progress says nothing, and without contact it has ended its ranks.
-    is_tied = (
-        attempt is not None and state.phase is Phase.RUNNING and trains(state, member) and member.node in attempt.tied
-    )
-    advanced_s = silence_began_s(attempt) if attempt is not None and is_tied else None
-    # Steps since its connection was closed show that its supervisor alone is dead; a new one may need a while to come.
-    is_dead = member.is_dropped and not (advanced_s is not None and advanced_s > member.dropped_s + DROPPED_S)
-    patience_s = silence_limit_s(state.settings.lost_s, is_dropped=True) if is_dead else _patience_s(state)
-    at_s = (member.dropped_s if is_dead else member.since_s) + patience_s
-    if advanced_s is None:
+    tied = attempt if attempt is not None and trains(state, member) and member.node in attempt.tied else None
+    if member.is_dropped and tied is not None and silence_began_s(tied) > member.dropped_s + DROPPED_S:
+        # It has trained on: its supervisor alone was dead. Where its ranks fall, one has to be started that says so.
+        return silence_began_s(tied) + _patience_s(state)
+    patience_s = _patience_s(state)
+    if member.is_dropped:
+        patience_s = silence_limit_s(state.settings.lost_s, is_dropped=True)
+    at_s = (member.dropped_s if member.is_dropped else member.since_s) + patience_s
+    if tied is None or state.phase is not Phase.RUNNING:
         return at_s
     # Ranks that advance together all live; only once they have stood still, it may be this node.
     still_s = min(patience_s, DROPPED_S)
-    if not is_dead:
+    if not member.is_dropped:
         still_s = max(still_s, min(STILL * state.gaps.typical_s, STILL_MAX_S))
-    return max(at_s, advanced_s + still_s)
+    return max(at_s, silence_began_s(tied) + still_s)
 
 
 def lost_together_s(times: Collection[float]) -> float | None:

@@ -15,6 +15,7 @@ from guardrun.supervisor.engine.membership.reachability import ProbeResult
 from guardrun.supervisor.engine.membership.version_skew import NodeEnvironment
 from guardrun.supervisor.engine.model import events as ev
 from guardrun.supervisor.engine.model.actions import CheckNodes
+from guardrun.supervisor.fleet.checks import check_rounds, node_probes, reachability_probe
 from guardrun.supervisor.fleet.checks.check_rounds import ADD_S, MEET_S, PROBE_S, WARM_S, FleetChecks
 from guardrun.supervisor.fleet.checks.node_probes import ADD_S as NODE_ADD_S
 from guardrun.supervisor.fleet.checks.node_probes import MEET_S as NODE_MEET_S
@@ -250,6 +251,13 @@ class Lab:
 @pytest.fixture
 def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Lab]]:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for module, name in (
+        (check_rounds, "PROBE_S"),
+        (check_rounds, "MEET_S"),
+        (node_probes, "MEET_S"),
+        (reachability_probe, "CONNECT_S"),
+    ):
+        monkeypatch.setattr(module, name, 60.0)
     opened: list[Lab] = []
 
     def start(names: list[str], **addresses: str) -> Lab:

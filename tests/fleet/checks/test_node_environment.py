@@ -43,7 +43,8 @@ def test_the_script_is_found(tmp_path: Path, command: list[str], script: str | N
     assert find_script(command, tmp_path) == (tmp_path / script if script else None)
 
 
-def test_the_code_beside_a_script(tmp_path: Path) -> None:
+def test_the_code_beside_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_environment, "MAX_S", 60.0)
     write(tmp_path, "train.py", "model.py", "data/load.py", "notes.txt", ".git/hook.py", "env/pyvenv.cfg", "env/x.py")
     name, files = read_code(tmp_path / "train.py")
     assert name == "train.py" and set(files) == {"train.py", "model.py", "data/load.py"}
@@ -53,7 +54,8 @@ def test_the_code_beside_a_script(tmp_path: Path) -> None:
     assert {name for name in after if after[name] != before[name]} == {"model.py"}
 
 
-def test_the_whole_package_of_a_module(tmp_path: Path) -> None:
+def test_the_whole_package_of_a_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_environment, "MAX_S", 60.0)
     write(tmp_path, "setup.py", "pkg/__init__.py", "pkg/model.py", "pkg/bin/__init__.py", "pkg/bin/train.py")
     name, files = read_code(tmp_path / "pkg/bin/train.py")
     assert name == "pkg/bin/train.py" and {"pkg/model.py", "pkg/bin/train.py"} <= set(files)

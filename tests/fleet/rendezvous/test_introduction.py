@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -149,11 +150,10 @@ def test_and_then_joins(munged: str) -> None:
         ends.joined("a")
 
 
-def test_many_at_once(reception: Reception, munged: str) -> None:
-    threads = [
-        threading.Thread(target=introduce, args=("127.0.0.1", reception.port, RUN_KEY), kwargs={"munge_socket": munged})
-        for _ in range(12)
-    ]
+def test_many_at_once(reception: Reception, munged: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(munge, "TIMEOUT_S", 60.0)
+    asks = partial(introduce, "127.0.0.1", reception.port, RUN_KEY, timeout_s=120.0, munge_socket=munged)
+    threads = [threading.Thread(target=asks) for _ in range(12)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -232,10 +232,11 @@ def test_strangers_that_hold_the_line_are_in_nobodys_way(
 
 
 def test_who_is_late_or_says_too_much_is_cut_off(reception: Reception, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.3)
-    with closing(socket.create_connection(("127.0.0.1", reception.port), timeout=60)) as silent:
-        silent.sendall(b"\0\0")
-        assert silent.recv(10) == b""
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "PATIENCE_S", 0.3)
+        with closing(socket.create_connection(("127.0.0.1", reception.port), timeout=60)) as silent:
+            silent.sendall(b"\0\0")
+            assert silent.recv(10) == b""
     for data in (b"\xff\xff\xff\xff", b"\0\0\0\0", b"\0\0\0\2" + b"xxx", b"GET / HTTP/1.1\r\n\r\n"):
         with closing(socket.create_connection(("127.0.0.1", reception.port), timeout=60)) as stranger:
             stranger.sendall(data)

@@ -1,6 +1,6 @@
 """A deputy: FOLDER HOST NODE EVERY_S. Sends 0, 1, 2, … until its standard input ends, and then what is left.
 
-Writes a line for whatever happens, CLOCK_MONOTONIC first; at the end how many it has sent.
+Writes a line for whatever happens, CLOCK_MONOTONIC first, and when a lease ends; at the end how many it has sent.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def main() -> None:
             tell(type(what).__name__, what.body.decode() if isinstance(what, Body) else "")
         if link.lease.is_held(boot_s()) is not was_held:
             was_held = not was_held
-            tell("lease", "held" if was_held else "over")
+            over_s = link.lease.contact_s + link.lease.term_s - boot_s() + time.monotonic()
+            tell("lease", "held" if was_held else "over", f"{over_s:.4f}")
         if not is_ending and time.monotonic() >= next_s:
             link.send(b"%d" % count)
             count += 1

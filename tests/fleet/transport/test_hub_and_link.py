@@ -63,8 +63,7 @@ def test_a_link_waits_for_a_hub_that_is_not_there_yet(ends: Bench) -> None:
     ends.close_hub()
     link = ends.open_link("a", port=port)
     link.send(b"early")
-    ends.turns(0.3)
-    assert link.obstacle is Obstacle.NOBODY
+    ends.until(lambda: link.obstacle is Obstacle.NOBODY)
     ends.open_hub(port)
     ends.until(lambda: ends.bodies("a") == [b"early"])
     assert isinstance(ends.got[link][0], Welcomed)
@@ -74,7 +73,7 @@ def test_a_head_that_does_not_run_is_told_from_one_that_is_not_there(
     ends: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As one that is stopped: its kernel takes the connection, and nobody answers."""
-    monkeypatch.setattr(link_module, "WELCOME_S", 0.3)
+    monkeypatch.setattr(link_module, "WELCOME_S", 1.0)
     port = ends.open_hub().port
     stopped, ends.hubs = ends.hubs, []
     link = ends.open_link("a", port=port, server=ends.server.public)
@@ -88,8 +87,7 @@ def test_a_head_that_does_not_run_is_told_from_one_that_is_not_there(
     ends.joined("a")
     assert not link.is_unanswered
     ends.close_hub()
-    ends.until(lambda: link.failures > 1)
-    assert link.obstacle is Obstacle.NOBODY and not link.is_unanswered
+    ends.until(lambda: link.failures > 1 and link.obstacle is Obstacle.NOBODY and not link.is_unanswered)
 
 
 def test_a_dead_deputy_is_known_at_once(ends: Bench) -> None:

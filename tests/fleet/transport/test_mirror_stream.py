@@ -13,6 +13,7 @@ import zmq
 
 from guardrun.hooks.wire.snapshot_index import HOLDS, SHARDED, Record, pack_record
 from guardrun.supervisor.collect.host.memory_limits import Limit, MemoryLimits
+from guardrun.supervisor.fleet.transport import mirror_stream
 from guardrun.supervisor.fleet.transport.curve import KeyPair, make_dealer, make_key_pair
 from guardrun.supervisor.fleet.transport.envelopes import MAX_FRAME_BYTES
 from guardrun.supervisor.fleet.transport.mirror_stream import (
@@ -108,7 +109,9 @@ class Outgoing:
 
 
 @pytest.fixture
-def receiver(memory: MirrorMemory) -> Iterator[MirrorReceiver]:
+def receiver(memory: MirrorMemory, monkeypatch: pytest.MonkeyPatch) -> Iterator[MirrorReceiver]:
+    monkeypatch.setattr(mirror_stream, "be_nice", lambda: None)  # on a busy machine it would wait for all others
+    monkeypatch.setattr(mirror_stream, "HANDSHAKE_MS", 60_000)
     receiver = MirrorReceiver(Listen(addresses=["127.0.0.1"]), memory)
     yield receiver
     receiver.close()

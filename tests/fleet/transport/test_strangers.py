@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import zmq
 
+from guardrun.supervisor.fleet.transport import link as link_module
 from guardrun.supervisor.fleet.transport.envelopes import (
     MAX_FRAME_BYTES,
     PROTOCOL,
@@ -92,6 +93,7 @@ def test_nobody_without_a_key(ends: Bench, dealer: Callable[[bool], zmq.Socket[b
     ids=["http", "ones", "all bytes", "null"],
 )
 def test_garbage_is_told_no_more_than_a_greeting(ends: Bench, data: bytes) -> None:
+    before = ends.hub.counters.strangers  # `good` itself, where it was too slow the first time
     with closing(socket.create_connection(("127.0.0.1", ends.hub.port))) as stranger:
         stranger.settimeout(60)
         stranger.sendall(data)
@@ -103,7 +105,7 @@ def test_garbage_is_told_no_more_than_a_greeting(ends: Bench, data: bytes) -> No
         except ConnectionResetError:
             pass
     assert len(answer) <= 64, "ZMTP's greeting, which every ZeroMQ socket begins with"
-    ends.until(lambda: ends.hub.counters.strangers == 1)
+    ends.until(lambda: ends.hub.counters.strangers == before + 1)
     assert_good_is_served(ends)
 
 
@@ -138,8 +140,9 @@ def fds_in_use() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_strangers_cannot_take_all_descriptors_and_nodes_still_join() -> None:
+def test_strangers_cannot_take_all_descriptors_and_nodes_still_join(monkeypatch: pytest.MonkeyPatch) -> None:
     """They come from one address, faster than they are sent away; nodes come from another."""
+    monkeypatch.setattr(link_module, "WELCOME_S", link_module.MAX_WELCOME_S)
     with opened() as ends:
         ends.open_hub(max_crowd=60, listen=EVERYWHERE)
         ends.open_link("first")

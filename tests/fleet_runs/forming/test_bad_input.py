@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -26,21 +27,27 @@ def test_who_does_not_belong_is_told_why(job: Job) -> None:
     job.start(2, ["head", "node1"], script_args=ALONE)
     job.first_steps(0, 2)
 
+    whys = {
+        "other arguments": "another script or other arguments than the head",
+        "twice": "node1 has joined already, and its first guardrun is still there",
+        "the head's name": "head is the head itself: one guardrun a node",
+        "another run's file": "does not take the keys in",
+    }
     job.start_one("node2", *flags(1), script_args=("--alone", "--save-every=7"), known_as="other arguments")
-    job.says("other arguments", "another script or other arguments than the head")
+    job.says("other arguments", whys["other arguments"])
 
     job.start_one("node1", *flags(1), script_args=ALONE, known_as="twice")
-    job.says("twice", "node1 has joined already, and its first guardrun is still there")
+    job.says("twice", whys["twice"])
 
     job.start_one("node3", *flags(1), script_args=ALONE, env={"SLURMD_NODENAME": "head"}, known_as="the head's name")
-    job.says("the head's name", "head is the head itself: one guardrun a node")
+    job.says("the head's name", whys["the head's name"])
 
     join = next((job.folder / "guardrun-runs").glob(".join-*@head"))
     other = job.folder / "other-run"
     other.write_text(join.read_text().replace(read_join_file(join).server_key, make_key_pair().public))
     other.chmod(0o600)
     job.start_one("node4", *flags(1), f"--guard-join={other}", script_args=ALONE, known_as="another run's file")
-    job.says("another run's file", "does not take the keys in")
+    job.says("another run's file", whys["another run's file"])
 
     guardctl = str(Path(sys.executable).with_name("guardctl"))
     status = json.loads(job["head"].host.run(guardctl, "status", "--json", str(job.run_dir)))
@@ -48,8 +55,8 @@ def test_who_does_not_belong_is_told_why(job: Job) -> None:
     assert refused["nodes"] >= 3 and refused["connections"] + refused["keys"] >= 1, refused
     assert "refused" in (job.run_dir / "guardrun.log").read_text()
     job.advance(10)
-    for name in ("other arguments", "twice", "the head's name", "another run's file"):
-        assert "waiting for the head" not in job[name].output, "what is wrong is all that is said"
+    for name, why in whys.items():  # on a busy machine it was not known at once
+        assert "waiting for the head" not in job[name].output.partition(why)[2], "what is wrong is all that is said"
         job[name].process.kill()
         job.nodes.pop(name).process.wait()
     assert not job.incidents()
@@ -87,8 +94,11 @@ link.close()
 
 def own_folder(job: Job, name: str) -> Path:
     """Where a node that does not lead keeps what it does not send: where its supervisor's log is."""
-    links = Path(f"/proc/{job[name].supervisor().pid}/fd").iterdir()
-    return next(target.parent for link in links if (target := Path(os.readlink(link))).name == "guardrun.log")
+    for link in Path(f"/proc/{job[name].supervisor().pid}/fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            if (target := link.readlink()).name == "guardrun.log":
+                return target.parent
+    raise AssertionError(f"{name} has no log")
 
 
 def test_clocks_that_differ(job: Job) -> None:

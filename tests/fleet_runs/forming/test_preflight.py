@@ -71,6 +71,7 @@ def test_a_node_that_most_do_not_reach_is_replaced_before_the_first_attempt(job:
     assert (incident["kind"], incident["cause"], incident["action"]) == ("node", "network", "isolate_node")
     assert [culprit["node"] for culprit in incident["culprits"]] == ["node1"]
     assert incident["evidence"]["check"] == "reach" and "node2" in incident["evidence"]["failed_with"]
+    job.says("head", "guardrun: report: ")
     page = next((job.run_dir / "incidents").glob("001-network/report.html")).read_text()
     assert "pre-flight: node1 neither reaches" in page
     assert record(job)["took_s"] < PROBE_S + 2 * MEET_S, "whoever seems faulty is tried twice"

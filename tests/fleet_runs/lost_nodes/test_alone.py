@@ -84,12 +84,12 @@ def test_ranks_of_a_node_without_a_supervisor_go_on_where_nothing_is_cut(job: Jo
 
 
 def test_a_rank_that_fails_on_a_node_without_a_supervisor_is_seen_by_the_head(job: Job) -> None:
-    # Patient: it is a supervisor that has to be started anew that tells how the rank ended.
+    """Long: its supervisor has to be given up, and the node to train on, before another tells how the rank ended."""
     job.start(2, ["head", "node1"], config=CONFIG + "[fleet]\nlost_s = 60\nterm_s = 30\n")
     job.wait_until_tied("node1")
     give_up_supervisor(job, "node1")
     began_s = job.at()["at_s"]
-    job.wait_for(lambda: job.at(1)["at_s"] > began_s + DROPPED_S, 30.0, "node1 to be seen to train on")
+    job.wait_for(lambda: job.at(1)["at_s"] > began_s + DROPPED_S + 3.0, 30.0, "node1 to be seen to train on")
     kill(job["node1"].ranks()[0])
     assert job.where(1, 2) == ["head", "node1"]
     told = job.mended(1, attempt=1)

@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from tests.fleet_runs.jobs import QUICK, Job, kill
+from tests.fleet_runs.jobs import QUICK, Job, kill, note_death
 
-pytestmark = pytest.mark.real("netns")
+pytestmark = [pytest.mark.real("netns"), pytest.mark.timeout(600)]
 
 
 def lost(job: Job, number: int, node: str, rank: int) -> dict[str, object]:
@@ -28,11 +28,11 @@ def test_cut_one_way_then_the_other(job: Job) -> None:
     job.start(2, ["head", "node1", "node2", "node3"], spares=2)
     job.first_steps(0, 2)
     job.advance(15)
-    [rank] = job["node1"].ranks()
+    death = note_death(job["node1"].ranks()[0].pid)
     job["node2"].host.crash()
     job.lab.cut_one_way(job["node1"].host, "out")
     lost(job, 1, "node1", 1)
-    gone_s = job.gone([rank.pid], 20.0, "node1's rank")
+    gone_s = job.died(death, "node1's rank")
     first = job.first_steps(1, 2)
     assert [mark["node"] for mark in first] == ["head", "node3"]
     assert all(mark["at_s"] > gone_s for mark in first)
@@ -41,10 +41,10 @@ def test_cut_one_way_then_the_other(job: Job) -> None:
     job.says("head", "node1 is back")
 
     job.advance(15)
-    [rank] = job["node3"].ranks()
+    death = note_death(job["node3"].ranks()[0].pid)
     job.lab.cut_one_way(job["node3"].host, "in")
     lost(job, 2, "node3", 1)
-    gone_s = job.gone([rank.pid], 20.0, "node3's rank")
+    gone_s = job.died(death, "node3's rank")
     first = job.first_steps(2, 2)
     assert [mark["node"] for mark in first] == ["head", "node1"]
     assert all(mark["at_s"] > gone_s for mark in first)
@@ -73,11 +73,11 @@ def test_a_job_shrinks_grows_and_ends_without_its_head(job: Job) -> None:
     job.start("1:2", ["head", "node1"], config=QUICK + "head_gone_s = 3\n")
     assert job.where(0, 2) == ["head", "node1"]
     job.advance(15)
-    [rank] = job["node1"].ranks()
+    death = note_death(job["node1"].ranks()[0].pid)
     job.lab.cut(job["node1"].host)
     kill(job["node1"].supervisor())  # the next one has never had contact, and is bound by the lease all the same
     lost(job, 1, "node1", 1)
-    gone_s = job.gone([rank.pid], 20.0, "node1's rank")
+    gone_s = job.died(death, "node1's rank")
     [first] = job.first_steps(1, 1)
     assert first["node"] == "head"
     assert first["at_s"] > gone_s

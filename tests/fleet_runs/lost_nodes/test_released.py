@@ -13,7 +13,7 @@ from tests.fleet_runs.own_files import lacking_a_module
 pytestmark = pytest.mark.real("netns")
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(600)
 def test_it_is_a_spare_again_and_trains_when_it_is_needed(job: Job) -> None:
     """Long: a node is left out, released, and needed again."""
     with lacking_a_module(job, "node1", spares=("node2",)):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +13,8 @@ from tests.fleet_runs.jobs import QUICK, Job, kill
 pytestmark = pytest.mark.real("netns")
 
 EVERY = 2
-SELDOM = 20
-"""With mirrors: what is kept has to be at the next node before it is written over, a second later here."""
+SELDOM = 60
+"""With mirrors: what is kept has to be at the next node before it is written over, some seconds later here."""
 
 
 def start(job: Job, how: str, hosts: list[str], *, spares: int = 0, every: int = EVERY, more: str = "") -> None:
@@ -20,7 +22,7 @@ def start(job: Job, how: str, hosts: list[str], *, spares: int = 0, every: int =
     config = QUICK.replace("[hang]", f"snapshot_steps = {every}\n{more}[hang]", 1)
     job.start(2, hosts, spares=spares, config=config, script_args=arguments)
     job.first_steps(0, 2)
-    job.advance(5 * every)
+    job.advance((2 if every == SELDOM else 5) * every)
 
 
 def mended(job: Job, attempt: int, files: int, every: int = EVERY) -> dict[str, Any]:
@@ -32,8 +34,21 @@ def mended(job: Job, attempt: int, files: int, every: int = EVERY) -> dict[str, 
     assert {mark["from"] for mark in marks} == {snapshot["step"]} and snapshot["files"] == files
     done_again = max(mark["stood"] for mark in marks) - snapshot["step"]
     assert 0 <= done_again <= 2 * every, (marks, snapshot)
-    job.advance(5 * every)
+    job.advance((2 if every == SELDOM else 5) * every)
     return snapshot
+
+
+def wait_until_mirrored(job: Job, name: str, attempt: int, rank: int) -> None:
+    """Until a node keeps a rank's state of this attempt: a second place is made once the first one is full."""
+
+    def is_kept() -> bool:
+        found = []
+        for link in Path(f"/proc/{job[name].supervisor().pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                found.append(str(link.readlink()))
+        return sum(f"guardrun-mirror-{attempt}-{rank} " in one for one in found) > 1
+
+    job.wait_for(is_kept, 60.0, f"{name} to keep what rank {rank} has")
 
 
 def test_of_replicas_two_nodes_keep_a_copy(job: Job) -> None:
@@ -57,8 +72,10 @@ def test_shards_of_a_lost_node_are_written_by_the_next_one(job: Job) -> None:
     """Long: the node is waited for. Then the head's part comes from its mirror, as its supervisor has died."""
     start(job, "shards", ["head", "node1", "node2"], spares=1, every=SELDOM, more="mirror = true\n")
     job.wait_until_tied("node1")
+    wait_until_mirrored(job, "head", 0, 1)
     job["node1"].host.crash()
     mended(job, 1, 2, SELDOM)
+    wait_until_mirrored(job, "node2", 1, 0)
     [rank] = job["head"].ranks()
     kill(job["head"].supervisor())
     kill(rank)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fleet_runs.jobs import Job, kill
+from tests.fleet_runs.jobs import Job, kill, note_death
 from tests.support.processes import is_alive
 
 pytestmark = pytest.mark.real("netns")
@@ -38,8 +38,9 @@ def test_a_node_and_then_the_head_are_stopped(job: Job) -> None:
     assert not job.incidents()
 
     # Now the others' attempt ends: its deputy does what its launcher would.
+    death = note_death(ranks[1])
     kill(job["head"].ranks()[0])
-    gone_s = job.gone([ranks[1]], 20.0, "node1's rank")
+    gone_s = job.died(death, "node1's rank")
     first = job.first_steps(1, 2)
     assert [mark["node"] for mark in first] == ["head", "node2"]
     assert all(mark["at_s"] > gone_s for mark in first)

@@ -21,7 +21,7 @@ def log_of(job: Job, node: str) -> list[dict[str, Any]]:
     return [json.loads(line) for path in found for line in path.read_text().splitlines()]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_the_ranks_of_a_spare_that_steps_in_are_forked(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long on a busy machine: ranks and warm processes import torch, as their Pythons are executed."""
     monkeypatch.setenv("PYTHON_EXEC", other_name())

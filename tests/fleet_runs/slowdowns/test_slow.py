@@ -31,7 +31,7 @@ def trained_s(job: Job, since_s: float) -> bool:
     return bool(job.at()["at_s"] - since_s > KNOWN_S)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 def test_a_straggler_and_a_node_that_throttles(job: Job, tmp_path: Path) -> None:
     """Long: what is usual is learned first, and each slowness has to last to be believed."""
     stub = NvmlStub(build_library(tmp_path / "nvml"), tmp_path / "readings")
