@@ -19,6 +19,8 @@ board's count of pulses, so that ranks read the same ones. With several optimize
 was read of short steps is written down KEPT at a time, and at once where it is not finite.
 
 Only the training thread calls what is here; nothing raises, and what fails three times is turned off.
+
+One module, as a step passes through all of it within microseconds, in the training thread.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ yet, and halts before the first optimizer's step after that, wherever it is when
 
 A trainer that saves by itself (transformers, Lightning) says more: where its loop stands tells that what follows a step
 is done. Some compute the gradients within optimizer.step(closure): then the way on from there is shut as well.
+
+One class, as each of its questions is asked between two instructions of the thread that trains, and holds only there.
 """
 
 from __future__ import annotations

@@ -15,6 +15,8 @@ over that socket (SOCK_SEQPACKET, JSON):
 A rank is forked by a fork that ends: so it comes to be the child of the launcher, who is the subreaper of all that it
 has started. It waits for its message, maybe for hours. What is not asked for any more ends as its socket is closed.
 The warm process, and what waits, end with the launcher.
+
+One module, as what is done before a fork and after it is one sequence, in one process and its children.
 """
 
 from __future__ import annotations

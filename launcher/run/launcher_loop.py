@@ -3,6 +3,8 @@
 It waits in one place, for whatever comes first: a rank's end, a signal, an order, the supervisor's end, a deadline.
 Facts go to the supervisor; orders come from it, or, once it has been given up, from `fallback`, which orders what
 torchrun would do. Orders are idempotent by the attempt's number.
+
+One class, as one thread waits for all of it, and whatever comes may change what else is waited for.
 """
 
 from __future__ import annotations

@@ -13,6 +13,8 @@ Rules:
 - What could not be judged is passed over for what is whole, and taken where nothing is: the newest of it. So is what is
   of training that had gone wrong.
 - Nothing is ever written, renamed or removed, and nothing that is read is run.
+
+One class, as all of it reads or changes one list: what was saved, by whom, and what was found of it.
 """
 
 from __future__ import annotations

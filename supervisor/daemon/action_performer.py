@@ -1,4 +1,7 @@
-"""Carries out the engine's actions: orders to the launcher, looks and readings by worker threads, files, words."""
+"""Carries out the engine's actions: orders to the launcher, looks and readings by worker threads, files, words.
+
+One class: a method for each action, over the same few parts of the supervisor.
+"""
 
 from __future__ import annotations
 

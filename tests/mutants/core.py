@@ -171,8 +171,8 @@ CORE: tuple[Mutation, ...] = (
     Mutation(
         name="silence_outweighs_progress",
         file="supervisor/engine/membership/node_silence.py",
-        before="return max(at_s, silence_began_s(attempt) + still_s)",
-        after="return min(at_s, silence_began_s(attempt) + still_s)",
+        before="return max(at_s, silence_began_s(tied) + still_s)",
+        after="return min(at_s, silence_began_s(tied) + still_s)",
         breaks="a node that is only not heard is given up although the job advances",
         quick=(
             "tests/engine/membership/test_node_silence.py::test_a_silent_node_is_lost_after_its_time_and_a_spare_takes_its_place",

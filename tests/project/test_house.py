@@ -106,6 +106,17 @@ def test_whoever_acts_by_another_name_is_found(source: str) -> None:
     assert acting(source) == {"Say"}
 
 
+LARGE = 500
+"""Lines of a file: most have no third of it."""
+
+
+def test_a_file_that_is_much_larger_than_others_says_why() -> None:
+    for path in read_modules(ROOT).values():
+        source = path.read_text()
+        if source.count("\n") > LARGE:
+            assert re.search(r"^One (module|class)\b", ast.get_docstring(ast.parse(source)) or "", re.MULTILINE), path
+
+
 def test_one_place_acts_on_verdicts() -> None:
     engine = ROOT / "supervisor" / "engine"
     found = {str(path.relative_to(engine)) for path in engine.rglob("*.py") if acting(path.read_text())}

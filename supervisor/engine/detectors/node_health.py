@@ -221,7 +221,7 @@ class NodeHealth(msgspec.Struct, kw_only=True):
 
 def _response(view: RunView, cause: str, finding: Finding) -> Response:
     """The user's word for the cause, else the judge's for this finding; nothing where guardrun may not act."""
-    if not view.settings.act or view.is_held:
+    if not view.may_act:
         return Response.NOTE
     said = said_for(finding, view.settings.responses, cause)
     if said is not None:

@@ -117,7 +117,7 @@ def _detected(state: State, event: ev.NodesChecked, node: str, response: Respons
 
 def _response(state: State) -> Response:
     """The user's word, else the table's; nothing where guardrun may not act."""
-    if not state.settings.act or state.is_held:
+    if not state.may_act:
         return Response.NOTE
     said = state.settings.responses.get(KEY) or state.settings.responses.get(CAUSE)
     return Response(said) if said else DEFAULTS[KEY]

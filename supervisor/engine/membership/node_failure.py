@@ -123,7 +123,7 @@ def _tell_lost(state: State, attempt: Attempt, members: list[Member], now_s: flo
         "lost": [_silence(member, now_s) for member in members[:MAX_LISTED]],
     }
     ranks = sorted(number for node in nodes for number in _ranks_of(attempt, node))
-    held = not state.settings.act or state.is_held
+    held = not state.may_act
     action = "isolate_node" if len(members) <= MANY else "restart"
     detected = Detected(
         kind="node",
@@ -227,7 +227,7 @@ def _tell_cut(state: State, cut: list[str], members: list[Member], now_s: float)
         advice=ADVICE_ENDED if closed else ADVICE_CUT,
         level="bad",
         ends_with_progress=True,
-        action="none" if not state.settings.act or state.is_held else "restart",
+        action="restart" if state.may_act else "none",
     )
     return _act_on(state, detected, [], now_s)
 

@@ -2,6 +2,8 @@
 
 Seconds named `…_s` are the engine's clock (`now_s`: seconds since the run was created, monotonic, also across a
 restarted supervisor), unless a name says wall.
+
+One module, as they are one union: a journal is read by it, and whoever adds an event sees what there is.
 """
 
 from __future__ import annotations

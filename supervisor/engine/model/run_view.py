@@ -252,6 +252,10 @@ class RunView(Protocol):
         """A person wants nothing changed."""
 
     @property
+    def may_act(self) -> bool:
+        """[policy] act allows it, and nobody holds it."""
+
+    @property
     def is_failing(self) -> bool:
         """A rank fell, or the attempt has its verdict."""
 

@@ -6,6 +6,8 @@ The rules, strongest evidence first:
 - a stack that ends in torch's communication waits for others, however much CPU it burns doing so;
 - otherwise the rank is judged by what moved between the looks: frames, bytes, CPU time, its children.
 Somebody who gets anywhere is BUSY, and as long as anybody is, nothing is a hang.
+
+One module, as the rules are one order: whoever changes one has to see those before it.
 """
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ def _isolate_for(state: State, node: str, incident: Incident, evidence_s: float,
     actions: list[Action] = []
     if incident.action != "isolate_node":
         is_wanted = state.settings.responses.get(incident.cause) == Response.ISOLATE.value
-        if not is_wanted or not state.settings.act or state.is_held or node in state.nodes.isolated:
+        if not is_wanted or not state.may_act or node in state.nodes.isolated:
             return []
         actions.append(change(state, incident.id, action="isolate_node"))
     state.nodes.isolated[node] = incident.id

@@ -176,8 +176,7 @@ def _end(state: State, reason: str, now_s: float) -> list[Action]:
     """End it at once, without a moment in which a handler might save."""
     attempt = attempt_of(state)
     settings = state.settings
-    may_act = settings.act and not settings.restarts_anyway and not state.is_held
-    may_act = may_act and attempt.is_guarded and not attempt.fell_s
+    may_act = state.may_act and not settings.restarts_anyway and attempt.is_guarded and not attempt.fell_s
     attempt.began_anew = reason
     if not may_act or attempt.is_blind:
         return [announce(f"as far as can be seen, {reason}", level="warn")]

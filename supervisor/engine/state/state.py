@@ -347,6 +347,11 @@ class State(msgspec.Struct, kw_only=True):
         return self.fleet is not None and bool(self.fleet.silent)
 
     @property
+    def may_act(self) -> bool:
+        """[policy] act allows it, and nobody holds it."""
+        return self.settings.act and not self.is_held
+
+    @property
     def is_failing(self) -> bool:
         """A rank fell, or the attempt has its verdict."""
         return self.is_crashing or bool(self.verdict_incident)

@@ -1,4 +1,8 @@
-"""The head and the other nodes: what they report goes through `EventAggregator` to the engine, orders go out."""
+"""The head and the other nodes: what they report goes through `EventAggregator` to the engine, orders go out.
+
+One class, as each message, a node's or the head's own, is answered by the same state: who is in the attempt, what was
+ordered, and who has answered.
+"""
 
 from __future__ import annotations
 

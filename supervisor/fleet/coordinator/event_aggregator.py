@@ -3,6 +3,8 @@
 The engine knows attempts, looks and exits; each node tells its part. What is one rank's goes on at once, but not
 before the attempt has started: the engine hears of ranks, then of what they do. A node that does not answer is not
 waited for beyond what its order may take; for its ranks' end, beyond its lease.
+
+One class, as each event is passed on, held or dropped by the same state: who has said what of the attempt.
 """
 
 from __future__ import annotations

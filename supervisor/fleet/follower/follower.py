@@ -2,6 +2,8 @@
 
 It decides one thing by itself: where contact has been lost for the lease's term, and the ranks here have not advanced
 for as long, they are ended; the job may go on without this node from then on.
+
+One class, as whatever comes, from the head or from its own node, is judged by contact, attempt and lease together.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 Up go the engine's own events, as if the node were alone, but in the coordinator's seconds and with global ranks; and
 what only the head's edge needs. Down go orders, all of them idempotent: whoever gets one again answers it again.
+
+One module, as they are two unions, one a direction: whoever adds a message sees what there is.
 """
 
 from __future__ import annotations

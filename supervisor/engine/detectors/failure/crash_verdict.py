@@ -49,7 +49,7 @@ def detected(view: RunView, crash: Crash, found: RootCause, falls: list[Fall]) -
         evidence=evidence,
         level="bad",
         ends_with_progress=True,
-        action="restart" if view.settings.act and not view.is_held else "none",
+        action="restart" if view.may_act else "none",
         is_uneven=is_uneven,
         exit_code=found.exit_code,
         avoid=evidence.get("checkpoint", ""),

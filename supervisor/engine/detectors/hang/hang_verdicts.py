@@ -27,7 +27,7 @@ def verdict(
     """
     attempt, suspicion = attempt_of(view), memory.suspicion
     assert suspicion is not None
-    may_act = suspicion.is_forced or (view.settings.act and not view.is_held and not is_near_end(view))
+    may_act = suspicion.is_forced or (view.may_act and not is_near_end(view))
     known = suspicion.key
     if not known and found.doing is RankActivity.COLLECTING:
         known = next(filter(None, (view.detectors.gc_pause.key(attempt.number, rank) for rank in found.culprits)), "")
