@@ -107,6 +107,7 @@ class Daemon:
         self.copies.close()
         self.chooser.close()
         self.checkpoint_pool.shutdown(wait=False, cancel_futures=True)
+        self.node.writer.do(lambda: None)  # where an incident's page lies is said once it is written
         self.node.close()
         self.journal.close()
 
