@@ -20,9 +20,10 @@ from tests.support.processes import is_alive
 
 
 def test_a_quick_run_prints_a_table_and_writes_json(tmp_path: Path) -> None:
+    """Long on a busy machine: the engine is timed."""
     path = tmp_path / "bench.json"
     command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--quick", "--only", "engine", "--json", str(path)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr
     assert "measurement" in done.stdout
     assert "engine: " in done.stdout

@@ -71,6 +71,7 @@ def test_a_rank_of_this_node_that_is_not_alive(bare: Bare, ask: Ask) -> None:
 
 
 def test_a_rank_that_dies_in_the_middle(bare: Bare) -> None:
+    """Long: between two looks lie ten seconds, in which a busy machine gets so far."""
     pids = bare.ranks(SLEEP, 2)
     with after_first_look("--pid", *map(str, pids), "--gap", "10", cwd=bare.folder) as process:
         os.kill(pids[1], signal.SIGKILL)
@@ -80,6 +81,7 @@ def test_a_rank_that_dies_in_the_middle(bare: Bare) -> None:
 
 
 def test_all_ranks_die_in_the_middle(bare: Bare) -> None:
+    """Likewise."""
     [pid] = bare.ranks(SLEEP, 1)
     with after_first_look("--pid", str(pid), "--gap", "10", cwd=bare.folder) as process:
         os.kill(pid, signal.SIGKILL)

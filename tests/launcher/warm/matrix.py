@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -165,6 +165,15 @@ def find_left(sessions: set[int]) -> list[int]:
     return [one.pid for one in stats if one.state not in DEAD and (one.session in sessions or one.ppid == me)]
 
 
+def sockets(pid: int) -> set[str]:
+    """What of its descriptors are sockets, by inode."""
+    links = []
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed meanwhile
+            links.append(os.readlink(path))
+    return {link for link in links if link.startswith("socket:")}
+
+
 def is_stopped(pid: int) -> bool:
     stat = read_stat(pid)
     return stat is not None and stat.state == "T"
@@ -207,6 +216,7 @@ def ranks_that_are_silent(node: Node) -> dict[str, Any]:
     node.make_ready()
     assert node.ranks.begin(), node.lines
     stopped, dead = node.waiting()
+    wait(lambda: not sockets(stopped) & sockets(dead), "each to have let go of the other's socket")
     os.kill(stopped, signal.SIGSTOP)
     os.kill(dead, signal.SIGKILL)
     wait(lambda: is_stopped(stopped) and getattr(read_stat(dead), "state", "X") in DEAD, "signals")
