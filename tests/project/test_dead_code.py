@@ -22,7 +22,7 @@ def test_every_name_that_is_passed_over_would_be_found(tmp_path: Path) -> None:
     none.write_text("")
     options = ["--config", str(none), "--min-confidence", str(settings["min_confidence"])]
     command = [sys.executable, "-m", "vulture", *options, *settings["paths"]]
-    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=240)
     assert done.stderr == ""
     found = re.findall(r"unused [\w ]+ '(\w+)' ", done.stdout)
     assert [name for name in settings["ignore_names"] if not fnmatch.filter(found, name)] == []

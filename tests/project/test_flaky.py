@@ -91,7 +91,7 @@ def run_flaky(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]
         env={name: value for name, value in os.environ.items() if name != VARIABLE},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 

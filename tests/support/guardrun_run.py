@@ -169,7 +169,7 @@ class GuardrunRun:
             env=environment,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=200,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr

@@ -51,7 +51,7 @@ class Booted:
         self._unmounts = subprocess.Popen(["sh", "-c", UNMOUNT, "sh", str(folder)], stdin=subprocess.PIPE)
         self._process: subprocess.Popen[bytes] | None = None
         try:
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(folder)], check=True, timeout=10)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "size=512m", "tmpfs", str(folder)], check=True, timeout=60)
             self._boot()
         except BaseException:
             self.close()
@@ -62,7 +62,7 @@ class Booted:
         for part in (upper, work, root):
             part.mkdir()
         options = f"lowerdir=/,upperdir={upper},workdir={work}"
-        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(root)], check=True, timeout=10)
+        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(root)], check=True, timeout=60)
         units = root / "etc/systemd/system"
         (root / "etc/machine-id").write_text("")
         # An image without the agent, whatever this machine has.
