@@ -21,6 +21,7 @@ from typing import NamedTuple
 import msgspec
 
 from guardrun.supervisor.agent.client_allowance import Allowance
+from guardrun.supervisor.base.framing import OversizeError
 from guardrun.supervisor.base.own_files import make_folders
 from guardrun.supervisor.client.agent_connection import Link, LinkError
 from guardrun.supervisor.wire.agent_messages import (
@@ -28,7 +29,6 @@ from guardrun.supervisor.wire.agent_messages import (
     MAX_TO_AGENT_BYTES,
     TO_AGENT,
     FromAgent,
-    OversizeError,
     Peer,
     ToAgent,
     pack,

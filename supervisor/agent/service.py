@@ -16,6 +16,7 @@ from guardrun.supervisor.agent.history.history_writer import HistoryWriter
 from guardrun.supervisor.agent.jobs import Job, NotAllowedError
 from guardrun.supervisor.agent.quarantine_keeper import is_trusted, user_name
 from guardrun.supervisor.base.background_work import BackgroundWriter
+from guardrun.supervisor.base.framing import OversizeError
 from guardrun.supervisor.base.log import log
 from guardrun.supervisor.base.printable import encode_msgpack
 from guardrun.supervisor.health.quarantine_rules import MAX_CLOCK_GAP_S, Isolation
@@ -27,7 +28,6 @@ from guardrun.supervisor.wire.agent_messages import (
     Findings,
     FromAgent,
     Hello,
-    OversizeError,
     Peer,
     Refused,
     RegisterJob,

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from guardrun import __version__
+from guardrun.supervisor.base.framing import Unpacker
 from guardrun.supervisor.client.agent_connection import Link, LinkError
 from guardrun.supervisor.wire.agent_messages import (
     FROM_AGENT,
@@ -30,7 +31,6 @@ from guardrun.supervisor.wire.agent_messages import (
     Refused,
     RegisterJob,
     Subscribe,
-    Unpacker,
     Welcome,
     pack,
     root_socket_path,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from guardrun.supervisor.wire.agent_messages import FromAgent, ToAgent, Unpacker, pack
+from guardrun.supervisor.base.framing import Unpacker
+from guardrun.supervisor.wire.agent_messages import FromAgent, ToAgent, pack
 
 _READ_BYTES = 1 << 16
 READS_A_TURN = 16

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from guardrun.supervisor.base.framing import frame
 from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.printable import encode_msgpack
 from guardrun.supervisor.health.base.findings import Finding
@@ -32,7 +33,6 @@ SOCKET = Path("/run/guardrun/agent.sock")
 MAX_TO_AGENT_BYTES = 64 * 1024
 MAX_FROM_AGENT_BYTES = 8 * 1024 * 1024
 
-_LENGTH = struct.Struct("!I")
 _PEER = struct.Struct("3i")
 """struct ucred of socket(7): pid, uid, gid."""
 
@@ -194,34 +194,6 @@ def agree(protocol: int, oldest: int) -> int:
     raise ValueError(f"the other side wants protocol {oldest} or newer; {PROTOCOL} is the newest spoken here")
 
 
-class OversizeError(ValueError):
-    """A frame is larger than its reader takes: the connection is of no more use."""
-
-
 def pack(message: ToAgent | FromAgent) -> bytes:
     """One frame."""
-    data = encode_msgpack(message)
-    return _LENGTH.pack(len(data)) + data
-
-
-class Unpacker:
-    """Puts frames together from whatever pieces arrive."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit = limit_bytes
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The frames that are whole now, without their lengths. Raises OversizeError."""
-        self._buffer += data
-        frames = []
-        while len(self._buffer) >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._buffer)
-            if size > self._limit:
-                raise OversizeError(f"a frame of {size} bytes; at most {self._limit} are taken")
-            end = _LENGTH.size + size
-            if len(self._buffer) < end:
-                break
-            frames.append(bytes(self._buffer[_LENGTH.size : end]))
-            del self._buffer[:end]
-        return frames
+    return frame(encode_msgpack(message))

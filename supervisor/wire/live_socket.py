@@ -14,11 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from guardrun.supervisor.base.framing import LENGTH, frame
+
 LIVE_SOCKET = "live"
 """In the run's socket folder."""
 CREDENTIALS = struct.Struct("3i")
 """struct ucred: pid, uid, gid (man 7 unix)."""
-LENGTH = struct.Struct("!I")
 MAX_ANSWER_BYTES = 4 << 20
 SLOW_S = 5.0
 """Who says, or takes, nothing for so long is let go."""
@@ -46,7 +47,7 @@ def send(peer: socket.socket, what: dict[str, Any]) -> None:
     """Raises OSError; TimeoutError where nobody takes it."""
     data = json.dumps(what).encode()
     peer.settimeout(SLOW_S)
-    peer.sendall(LENGTH.pack(len(data)) + data)
+    peer.sendall(frame(data))
 
 
 def receive(peer: socket.socket, limit: int, timeout_s: float | None = None) -> dict[str, Any]:

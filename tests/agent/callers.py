@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+from guardrun.supervisor.base.framing import Unpacker
 from guardrun.supervisor.client.agent_client import AgentClient
 from guardrun.supervisor.wire.agent_messages import (
     FROM_AGENT,
@@ -17,7 +18,6 @@ from guardrun.supervisor.wire.agent_messages import (
     FromAgent,
     Hello,
     ToAgent,
-    Unpacker,
     pack,
 )
 

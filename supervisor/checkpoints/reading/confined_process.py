@@ -18,12 +18,12 @@ import json
 import os
 import resource
 import socket
-import struct
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from guardrun.supervisor.base.confinement import confine
+from guardrun.supervisor.base.framing import LENGTH, frame
 from guardrun.supervisor.checkpoints.reading.dcp_metadata import check_items, read_metadata
 from guardrun.supervisor.checkpoints.reading.json_documents import check_json, check_safetensors, read_json
 from guardrun.supervisor.checkpoints.reading.pickles import Node
@@ -38,8 +38,7 @@ from guardrun.supervisor.checkpoints.reading.torch_file import (
 from guardrun.supervisor.checkpoints.reading.verdicts import MEMORY_BYTES, Torn, Unjudged, Verdict, Whole, explain
 
 MAX_QUESTION_BYTES = 1 << 16
-LENGTH = struct.Struct("<I")
-READY = LENGTH.pack(0)
+READY = frame(b"")
 """What it says first: from then on a file's time counts."""
 STALE_BYTES = 96 << 20
 """Larger than this after a question it makes room for another: what was allocated is rarely given back."""
@@ -79,7 +78,7 @@ def main() -> None:
                 data = json.dumps({**answer, "is_last": is_last}).encode()
             except BaseException:
                 os.abort()  # An exit status would say that it could not run, which is no file's doing.
-            parent.sendall(LENGTH.pack(len(data)) + data)
+            parent.sendall(frame(data))
             if is_last:
                 return
 

@@ -27,8 +27,9 @@ from typing import Any, Protocol
 
 import msgspec
 
+from guardrun.supervisor.base.framing import LENGTH, frame
 from guardrun.supervisor.base.known_types import known_type
-from guardrun.supervisor.checkpoints.reading.confined_process import LENGTH, READY, Examiner
+from guardrun.supervisor.checkpoints.reading.confined_process import READY, Examiner
 from guardrun.supervisor.checkpoints.reading.folder_contents import open_regular
 from guardrun.supervisor.checkpoints.reading.torch_file import Contents
 from guardrun.supervisor.checkpoints.reading.verdicts import CPU_S, Torn, Unjudged, Verdict, Whole
@@ -244,8 +245,7 @@ class Confined:
         self._state["process"] = process
         try:
             text = msgspec.json.encode(question)
-            data = LENGTH.pack(len(text)) + text
-            process.socket.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
+            process.socket.sendmsg([frame(text)], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))])
             if is_new:
                 _await_start(process.socket, patience)
             answer = msgspec.json.decode(_receive(process.socket, patience), type=known_type(Answer))

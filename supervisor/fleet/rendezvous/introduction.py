@@ -18,7 +18,6 @@ import os
 import queue
 import secrets
 import socket
-import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +29,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from guardrun.supervisor.base.framing import LENGTH, frame
 from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.base.printable import encode_json
 from guardrun.supervisor.fleet.rendezvous import munge
@@ -44,7 +44,6 @@ PATIENCE_S = 5.0
 """For a question to arrive; as much again for the answer to leave."""
 WORKERS = 2
 BACKLOG = 1024
-_LENGTH = struct.Struct("!I")
 _PLACE = Path("the coordinator's answer")
 
 
@@ -191,7 +190,7 @@ class Introducer:
             self._send(guest)
             return
         try:
-            data = guest.socket.recv(munge.MAX_CREDENTIAL_BYTES + _LENGTH.size)
+            data = guest.socket.recv(munge.MAX_CREDENTIAL_BYTES + LENGTH.size)
         except BlockingIOError:
             return
         except OSError:
@@ -200,15 +199,15 @@ class Introducer:
             self._let_go(guest)  # closed, or says more than its question
             return
         guest.unread += data
-        if len(guest.unread) < _LENGTH.size:
+        if len(guest.unread) < LENGTH.size:
             return
-        (length,) = _LENGTH.unpack_from(guest.unread)
-        if not 0 < length <= munge.MAX_CREDENTIAL_BYTES or len(guest.unread) > _LENGTH.size + length:
+        (length,) = LENGTH.unpack_from(guest.unread)
+        if not 0 < length <= munge.MAX_CREDENTIAL_BYTES or len(guest.unread) > LENGTH.size + length:
             self._refuse(guest)
-        elif len(guest.unread) == _LENGTH.size + length:
+        elif len(guest.unread) == LENGTH.size + length:
             guest.is_asking = True
             guest.until_s = now_s + 4 * munge.TIMEOUT_S  # two commands, perhaps behind two others
-            self._pool.submit(self._work, guest, bytes(guest.unread[_LENGTH.size :]))
+            self._pool.submit(self._work, guest, bytes(guest.unread[LENGTH.size :]))
 
     def _take_answers(self, now_s: float) -> None:
         try:
@@ -278,7 +277,7 @@ class Introducer:
             raise munge.MungeError("it is about another run")
         answer = _Answer(nonce=question.nonce, join=msgspec.Raw(encode_json(self.join)))
         made = munge.encode(msgspec.json.encode(answer), os.geteuid(), self._munge_socket)
-        return question.public, _LENGTH.pack(len(made)) + made
+        return question.public, frame(made)
 
 
 def introduce(
@@ -316,8 +315,8 @@ def _ask(address: str, port: int, credential: bytes, until_s: float) -> bytes:
     place = f"{address}:{port}"
     try:
         with closing(socket.create_connection((address, port), timeout=max(0.1, until_s - time.monotonic()))) as server:
-            server.sendall(_LENGTH.pack(len(credential)) + credential)
-            (length,) = _LENGTH.unpack(_receive(server, _LENGTH.size, until_s))
+            server.sendall(frame(credential))
+            (length,) = LENGTH.unpack(_receive(server, LENGTH.size, until_s))
             if not 0 < length <= munge.MAX_CREDENTIAL_BYTES:
                 raise IntroductionError(f"{place} answered what is no credential", is_final=True)
             return _receive(server, length, until_s)

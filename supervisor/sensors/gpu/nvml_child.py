@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from guardrun.supervisor.base.framing import Unpacker
 from guardrun.supervisor.base.known_types import known_type
 from guardrun.supervisor.health.base.readings import Happening
 from guardrun.supervisor.sensors.gpu.nvml_calls import (
@@ -31,6 +32,7 @@ from guardrun.supervisor.sensors.gpu.nvml_calls import (
 )
 from guardrun.supervisor.sensors.gpu.nvml_session import Session, watch_events
 from guardrun.supervisor.sensors.gpu.nvml_wire import (
+    MAX_FRAME_BYTES,
     Happened,
     Here,
     Over,
@@ -39,7 +41,6 @@ from guardrun.supervisor.sensors.gpu.nvml_wire import (
     ToSensor,
     Turn,
     TurnAnswer,
-    Unframer,
     encode,
 )
 
@@ -93,7 +94,7 @@ def die_with(parent: int) -> None:
 
 def serve(sock: socket.socket, speaker: Speaker, watch: Watch, turns: queue.SimpleQueue[Turn]) -> None:
     """Take what the sensor says until it hangs up."""
-    unframer = Unframer()
+    unframer = Unpacker(MAX_FRAME_BYTES)
     decoder = msgspec.msgpack.Decoder(known_type(ToProcess))
     while data := sock.recv(65536):
         for body in unframer.feed(data):

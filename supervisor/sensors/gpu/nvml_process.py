@@ -18,8 +18,9 @@ from pathlib import Path
 import msgspec
 
 import guardrun
+from guardrun.supervisor.base.framing import Unpacker
 from guardrun.supervisor.base.known_types import known_type
-from guardrun.supervisor.sensors.gpu.nvml_wire import ToProcess, ToSensor, Unframer, encode
+from guardrun.supervisor.sensors.gpu.nvml_wire import MAX_FRAME_BYTES, ToProcess, ToSensor, encode
 
 _BOOT = (
     "import sys; sys.path[:] = sys.argv[5:]; "
@@ -52,7 +53,7 @@ class NvmlProcess:
         ours.setblocking(False)
         self._status: int | None = None
         self._sock = ours
-        self._unframer = Unframer()
+        self._unframer = Unpacker(MAX_FRAME_BYTES)
         self._decoder = msgspec.msgpack.Decoder(known_type(ToSensor))
         self._frames: list[ToSensor] = []
 

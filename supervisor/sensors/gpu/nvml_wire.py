@@ -5,14 +5,12 @@ Both ends are ours and of one version: they start and end together.
 
 from __future__ import annotations
 
-import struct
-
 import msgspec
 
+from guardrun.supervisor.base import framing
 from guardrun.supervisor.health.base.readings import Happening, Sample
 
 MAX_FRAME_BYTES = 4 * 1024 * 1024
-_LENGTH = struct.Struct("<I")
 
 
 class _Frame(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
@@ -87,26 +85,4 @@ def encode(frame: ToProcess | ToSensor) -> bytes:
     body = _encoder.encode(frame)
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(f"a frame of {len(body)} bytes")
-    return _LENGTH.pack(len(body)) + body
-
-
-class Unframer:
-    """Cuts a stream of bytes into frames' bodies. Raises ValueError at a frame that is too long."""
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The bodies that are whole now."""
-        self._rest += data
-        bodies: list[bytes] = []
-        while len(self._rest) >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(self._rest)
-            if length > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {length} bytes")
-            end = _LENGTH.size + length
-            if len(self._rest) < end:
-                break
-            bodies.append(bytes(self._rest[_LENGTH.size : end]))
-            del self._rest[:end]
-        return bodies
+    return framing.frame(body)

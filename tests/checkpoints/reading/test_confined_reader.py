@@ -392,7 +392,7 @@ def test_it_ends_with_whoever_asked(tmp_path: Path) -> None:
 def test_what_is_no_answer_judges_nothing(tmp_path: Path, judge: Confined, monkeypatch: pytest.MonkeyPatch) -> None:
     """What reads hostile files is trusted with nothing."""
     (tmp_path / "a.json").write_text("{}")
-    for said in (b"\0\0\0\0", b"\2\0\0\0[]", b"\xff\xff\xff\xff", b'\x0b\0\0\0{"torn": 12}', b""):
+    for said in (b"\0\0\0\0", b"\0\0\0\2[]", b"\xff\xff\xff\xff", b'\0\0\0\x0b{"torn": 12}', b""):
         program = f"import os; os.read(0, 9999); os.write(0, {READY + said!r})"
         monkeypatch.setattr(judges, "_PROGRAM", program)
         answer = asked(judge, "json", tmp_path / "a.json")
