@@ -37,8 +37,10 @@ K ?=
 LOWEST_PYTHON ?= $(BIN)/python
 LOWEST_TORCH ?= $(TORCH)
 LOWEST_OLDER ?= python3.10
-# of coverage: per cent of the engine's lines and branches, by its own tests
+# of coverage: per cent of the engine's lines and branches together, and of its branches alone, by its own tests
 ENGINE_COVERAGE := 95
+BRANCHES := import json, sys; t = json.load(sys.stdin)['totals']; share = 100 * t['covered_branches'] / t['num_branches']; \
+	print(f'of its branches {share:.1f} %'); sys.exit(share < $(ENGINE_COVERAGE))
 FT_LAUNCHER := nvidia-resiliency-ext==0.4.1
 # The newest for Python 3.11. Its wheels are for a newer glibc; all that is compiled in them is a profiler's library.
 FT_LAUNCHER_NEWEST := nvidia-resiliency-ext==0.6.0
@@ -55,7 +57,7 @@ help:
 	@echo "make test-flaky   all tests, or some, many times beside busy processes and a slow disk (N=10, K='hang and not fleet')"
 	@echo "make test-lowest  some tests, with the lowest versions that pyproject.toml allows (docs/testing.md)"
 	@echo "make lint    style, types, code that nothing uses, and what may import what; then coverage"
-	@echo "make coverage   the engine by its own tests: fails below $(ENGINE_COVERAGE) % of lines and branches"
+	@echo "make coverage   the engine by its own tests: fails below $(ENGINE_COVERAGE) % of lines and branches, or of branches"
 	@echo "make mutants    mistakes planted in a copy: does a test notice each? (MUTANTS_ARGS='-j 2', '--suite quick')"
 	@echo "make wheel   dist/*.whl, the same bytes from the same commit"
 	@echo "make sbom    dist/*.cdx.json beside that wheel: what it brings with it, versions and licences (CycloneDX)"
@@ -118,6 +120,7 @@ coverage: $(VENV)/.stamp-dev
 	@$(BIN)/coverage run -m pytest -q -n $(CPUS) --dist loadscope --no-loadscope-reorder tests/engine
 	@$(BIN)/coverage combine -q
 	@$(BIN)/coverage report -m --sort=cover --fail-under=$(ENGINE_COVERAGE) | awk '$$6 + 0 < $(ENGINE_COVERAGE) || /^TOTAL/'
+	@$(BIN)/coverage json -q -o - | $(BIN)/python -c "$(BRANCHES)"
 
 mutants: $(VENV)/.stamp-dev
 	@$(BIN)/python tests/mutants/run.py $(MUTANTS_ARGS)
