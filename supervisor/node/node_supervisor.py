@@ -51,6 +51,10 @@ SAMPLE_S = 1.0
 BEATS_A_TURN = 2000
 """Frames taken from the ranks' socket before the other work gets its turn."""
 WORKERS = 3
+JUDGED_BY_BOARDS = (ev.GcHeld, ev.LookTaken, ev.RankExited)
+"""Before these are told boards are read once more: who waited for a collection is told by where everybody is now; what
+has advanced since a look began did not hang, however late that is; where a rank fell its last words say, as boards
+outlive their ranks."""
 
 FromLauncher = control_messages.LauncherHello | control_messages.Fact
 
@@ -218,8 +222,8 @@ class NodeSupervisor:
 
     def feed(self, event: ev.Event) -> bool:
         """Give a fact to whoever decides; on the loop's thread. False where that failed."""
-        if isinstance(event, ev.LookTaken):
-            self._sample(time.monotonic())  # what has advanced since the look began did not hang, however late that is
+        if isinstance(event, JUDGED_BY_BOARDS):
+            self._sample(time.monotonic())
         return self._role.feed(event)
 
     def post(self, call: Callable[[], object]) -> None:
@@ -301,8 +305,6 @@ class NodeSupervisor:
 
     def _feed_all(self, events: list[ev.Event]) -> None:
         for event in events:
-            if isinstance(event, ev.GcHeld):
-                self._sample(time.monotonic())  # who waited meanwhile is told by where everybody is now
             self.feed(event)
 
     def _read_control(self) -> None:
@@ -339,8 +341,6 @@ class NodeSupervisor:
         elif isinstance(message, control_messages.Opened):
             self._opened(message)
         elif isinstance(message, control_messages.Exited):
-            # The boards outlive their ranks: where it fell is what its last words there say.
-            self._sample(time.monotonic())
             self.feed(
                 ev.RankExited(
                     attempt=message.attempt,

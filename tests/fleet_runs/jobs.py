@@ -40,6 +40,8 @@ stop_grace_s = 3
 """
 QUICK = CONFIG + "[fleet]\nlost_s = 8\nterm_s = 5\nisolate_lost_s = 8\nlast_call_s = 40\n"
 """Patience for tests: what matters is the order of things, not how long they take."""
+LASTING = QUICK.replace("lost_s = 8\nterm_s = 5", "lost_s = 40\nterm_s = 30")
+"""Until a supervisor that was killed has a successor, nobody is heard: on a busy machine that takes a while."""
 
 
 class Node:

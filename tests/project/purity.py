@@ -11,6 +11,13 @@ from pathlib import Path
 from typing import TypeGuard
 
 ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("hooks", "launcher", "slurm", "supervisor", "systemd")
+"""Of the product."""
+
+
+def product_files() -> list[Path]:
+    """All Python files of the product."""
+    return [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 
 
 @dataclass(frozen=True)

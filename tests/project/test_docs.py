@@ -10,9 +10,8 @@ import sys
 from pathlib import Path
 
 from guardrun.supervisor.config.load import load_config
-from tests.project.purity import ROOT
+from tests.project.purity import FOLDERS, ROOT
 
-FOLDERS = ("hooks", "launcher", "supervisor", "slurm", "systemd")
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)

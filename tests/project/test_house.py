@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.project.purity import ROOT
+from tests.project.purity import FOLDERS, ROOT
 
-FOLDERS = ("hooks", "launcher", "supervisor", "slurm", "systemd")
 ACTS = frozenset({"Incident", "Isolate", "ReadExits", "Say", "StopAttempt", "TakeLook"})
 """What follows from a verdict."""
 

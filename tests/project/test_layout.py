@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.project.purity import ROOT
+from tests.project.purity import FOLDERS, ROOT
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -17,7 +17,6 @@ else:
     import tomli as tomllib
 
 PACKAGE = ROOT / "src" / "guardrun"
-FOLDERS = ("hooks", "launcher", "slurm", "supervisor", "systemd")
 OWN_FILES = {"__init__.py", "__main__.py", "py.typed"}
 PYPROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 BUILD: dict[str, Any] = PYPROJECT["tool"]["hatch"]["build"]

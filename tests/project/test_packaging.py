@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.project.builds import BUILD_WHEEL, run
-from tests.project.purity import ROOT
-
-FOLDERS = ("hooks", "launcher", "slurm", "supervisor", "systemd")
+from tests.project.purity import FOLDERS, ROOT
 
 
 def source_files() -> set[str]:

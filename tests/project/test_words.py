@@ -10,9 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.project.purity import ROOT
+from tests.project.purity import ROOT, product_files
 
-FOLDERS = ("hooks", "launcher", "supervisor", "slurm", "systemd")
 WORDS_OF_CLASSES = {
     "Told", "Tidings", "Silent", "Heard", "Desk", "Deputy", "Station", "Gather", "Headless", "Stillness",
     "Doors", "Doorman", "Crowd", "News", "Undertaker", "Ward", "Mender", "Onsets", "Thinner", "Intake", "Vigil",
@@ -41,12 +40,7 @@ def bad_names(source: str) -> Iterator[str]:
 
 def names_in_use() -> list[tuple[str, str]]:
     """(file, name) of all that is on the lists."""
-    return [
-        (str(path.relative_to(ROOT)), name)
-        for folder in FOLDERS
-        for path in (ROOT / folder).rglob("*.py")
-        for name in bad_names(path.read_text())
-    ]
+    return [(str(path.relative_to(ROOT)), name) for path in product_files() for name in bad_names(path.read_text())]
 
 
 def texts(source: str) -> Iterator[str]:
@@ -66,8 +60,7 @@ def test_docstrings_and_comments_have_the_names_of_today() -> None:
     ]
     found = [
         (str(path.relative_to(ROOT)), text)
-        for folder in FOLDERS
-        for path in (ROOT / folder).rglob("*.py")
+        for path in product_files()
         for text in texts(path.read_text())
         if TEXT.search(text)
     ]

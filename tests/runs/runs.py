@@ -213,9 +213,14 @@ def own_lines(finished: Finished) -> list[str]:
     return [line.removeprefix("guardrun: ") for line in lines if line.startswith("guardrun: ")]
 
 
+def ordered_lines(finished: Finished) -> list[str]:
+    """Those of them that come in order: a page's path is said once it is written, which may be after what is next."""
+    return [line for line in own_lines(finished) if not line.startswith("report: ")]
+
+
 def last_word(finished: Finished) -> str:
-    """The last of them that is no page's path: those are printed while other things are said."""
-    return [line for line in own_lines(finished) if not line.startswith("report: ")][-1]
+    """The last of these."""
+    return ordered_lines(finished)[-1]
 
 
 def read_log(run_dir: Path) -> list[dict[str, Any]]:

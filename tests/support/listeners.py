@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-import os
 import re
 import sys
-from contextlib import suppress
 from pathlib import Path
+
+from tests.support.processes import read_descriptors
 
 _LISTEN = "0A"
 """TCP_LISTEN of linux/net/tcp_states.h."""
@@ -16,11 +16,7 @@ _SOCKET = re.compile(r"socket:\[(\d+)\]")
 
 def read_listeners(pid: int) -> set[tuple[str, int]]:
     """(address, port) of each; one of IPv4 that is bound within IPv6 as that of IPv4."""
-    inodes = set()
-    for fd in Path(f"/proc/{pid}/fd").iterdir():
-        with suppress(OSError):
-            if match := _SOCKET.fullmatch(os.readlink(fd)):
-                inodes.add(match[1])
+    inodes = {match[1] for link in read_descriptors(pid) if (match := _SOCKET.fullmatch(link))}
     found = set()
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:

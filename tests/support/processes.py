@@ -19,6 +19,15 @@ PR_SET_CHILD_SUBREAPER = 36
 """prctl(2)"""
 
 
+def read_descriptors(pid: int) -> list[str]:
+    """Where a process's descriptors lead; one that is closed meanwhile is left out."""
+    found = []
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(OSError):
+            found.append(os.readlink(link))
+    return found
+
+
 @dataclass(frozen=True)
 class Process:
     """A process at the moment it was read; (pid, start) names it for good."""

@@ -6,7 +6,6 @@ import json
 import os
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +15,7 @@ from guardrun.supervisor.fleet.protocol.messages import MAX_RAW_BYTES
 from guardrun.supervisor.fleet.rendezvous.join_file import read_join_file
 from guardrun.supervisor.fleet.transport.curve import make_key_pair
 from tests.fleet_runs.jobs import QUICK, Job, flags
+from tests.support.processes import read_descriptors
 
 pytestmark = pytest.mark.real("netns")
 
@@ -94,11 +94,8 @@ link.close()
 
 def own_folder(job: Job, name: str) -> Path:
     """Where a node that does not lead keeps what it does not send: where its supervisor's log is."""
-    for link in Path(f"/proc/{job[name].supervisor().pid}/fd").iterdir():
-        with suppress(OSError):  # closed meanwhile
-            if (target := link.readlink()).name == "guardrun.log":
-                return target.parent
-    raise AssertionError(f"{name} has no log")
+    opened = [Path(link) for link in read_descriptors(job[name].supervisor().pid)]
+    return next(path.parent for path in opened if path.name == "guardrun.log")
 
 
 def test_clocks_that_differ(job: Job) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from guardrun.supervisor.wire.listening_addresses import LOOPBACK
-from tests.fleet_runs.jobs import PORT, QUICK, Job, kill, replaced
+from tests.fleet_runs.jobs import LASTING, PORT, QUICK, Job, kill, replaced
 from tests.support.listeners import read_listeners
 from tests.support.munged import munged_of_its_own
 from tests.support.netlab import INSIDE, Host
@@ -25,8 +25,6 @@ ALONE = ("--alone",)
 SECOND = "10.88.0.1"
 """The head's on another network, which no other node has."""
 C10D = ("--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=100")
-LASTING = QUICK.replace("lost_s = 8\nterm_s = 5", "lost_s = 40\nterm_s = 30")
-"""Until a supervisor that was killed has a successor, nobody is heard: on a busy machine that takes a while."""
 LATE = "[fleet]\njoin_timeout_s = 60\n"
 """Who is missing after a quarter of that may be coming by another address."""
 PATIENT = LASTING.replace("[fleet]\n", "[fleet]\njoin_timeout_s = 600\n")

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from guardrun.launcher.base.terminal_lines import NOT_FIT, QUARANTINED
-from tests.fleet_runs.jobs import PORT, QUICK, Job, flags, guardctl, kill, replaced
+from tests.fleet_runs.jobs import LASTING, PORT, QUICK, Job, flags, guardctl, kill, replaced
 from tests.support import scenes
 from tests.support.netlab import INSIDE
 
@@ -77,9 +77,7 @@ def test_what_is_in_the_way_of_meeting_is_said(job: Job) -> None:
 
 def test_a_folder_of_runs_that_can_no_longer_be_written(job: Job) -> None:
     """A supervisor that is started anew then has the keys, and needs no more: the nodes stay together."""
-    # On a busy machine it takes a while until the next supervisor is there.
-    lasting = QUICK.replace("lost_s = 8\nterm_s = 5", "lost_s = 40\nterm_s = 30")
-    job.start(2, ["head", "node1"], config=lasting, script_args=ALONE)
+    job.start(2, ["head", "node1"], config=LASTING, script_args=ALONE)
     job.first_steps(0, 2)
     head, runs = job.lab.host("head"), str(job.folder / "guardrun-runs")
     head.run("mount", "--bind", runs, runs)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.fleet_runs.jobs import QUICK, Job, kill
+from tests.support.processes import read_descriptors
 
 pytestmark = pytest.mark.real("netns")
 
@@ -42,11 +41,8 @@ def wait_until_mirrored(job: Job, name: str, attempt: int, rank: int) -> None:
     """Until a node keeps a rank's state of this attempt: a second place is made once the first one is full."""
 
     def is_kept() -> bool:
-        found = []
-        for link in Path(f"/proc/{job[name].supervisor().pid}/fd").iterdir():
-            with suppress(OSError):  # closed meanwhile
-                found.append(str(link.readlink()))
-        return sum(f"guardrun-mirror-{attempt}-{rank} " in one for one in found) > 1
+        opened = read_descriptors(job[name].supervisor().pid)
+        return sum(f"guardrun-mirror-{attempt}-{rank} " in link for link in opened) > 1
 
     job.wait_for(is_kept, 60.0, f"{name} to keep what rank {rank} has")
 

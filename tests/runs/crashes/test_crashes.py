@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.runs.runs import RESUME, EdgeRuns, check_show, last_word, only, own_lines, ranks_of
+from tests.runs.runs import RESUME, EdgeRuns, check_show, last_word, only, ordered_lines, own_lines, ranks_of
 from tests.support.guardrun_run import Finished
 from tests.support.real import find_program
 
@@ -93,10 +93,9 @@ def test_an_exception_s_incident_holds_the_traceback_with_no_decorator_in_the_sc
 def test_the_terminal_says_what_who_why_and_what_next_in_few_lines(every_crash: Finished) -> None:
     lines = own_lines(every_crash)
     assert len(lines) <= 4 * len(CASES) + 1, lines
-    # Where the page lies is said once it is written, which may be after what comes next.
     pages = [Path(line.removeprefix("report: ")) for line in lines if line.startswith("report: ")]
     assert pages[0].exists()
-    first = [line for line in lines if not line.startswith("report: ")]
+    first = ordered_lines(every_crash)
     assert first[0].startswith("incident 001: Rank 1 on ")
     assert re.match(r"starting attempt 1: resuming from .*/out/ckpt_10\.safetensors \(step 10\)$", first[1])
 

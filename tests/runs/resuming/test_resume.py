@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.runs.runs import RESUME, EdgeRuns, only, own_lines
+from tests.runs.runs import RESUME, EdgeRuns, only, ordered_lines, own_lines
 
 BY_ENV = RESUME + 'resume_env = { MY_RESUME = "{step}:{dir}" }\n'
 
@@ -77,8 +77,7 @@ def test_where_nothing_whole_lies_it_starts_from_the_beginning_and_says_so(edge:
     finished = edge.run("plain.py", "--plan", "0:kill@5:1", "--steps", "20")
     assert finished.returncode == 0
     assert only(finished)["resumed_from"] is None
-    *_, started, _ = [line for line in own_lines(finished) if not line.startswith("report: ")]
-    assert started == "starting attempt 1: no whole checkpoint, so from the beginning"
+    assert ordered_lines(finished)[-2] == "starting attempt 1: no whole checkpoint, so from the beginning"
     assert all(text.startswith("at step 0 ") for text in starts(finished.stdout, 1))
 
 
