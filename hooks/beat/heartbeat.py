@@ -50,6 +50,9 @@ def start(rank: Rank) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals() - _FAULTS)
     try:
         start_new_thread(Heartbeat(rank).run, ())
+    except BaseException:
+        rank.words[Field.HEART_NS] = 0  # as of one that has ended: nobody waits for it, nor takes it for one held up
+        raise
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -67,6 +67,27 @@ time.sleep(600)
     assert process.poll() is None
 
 
+def test_a_heart_that_could_not_be_started_is_not_waited_for_at_the_end(bed: Bed) -> None:
+    """As where the user may have no more processes (ulimit -u)."""
+    patch = """
+from guardrun.hooks.beat import heartbeat
+from guardrun.hooks.rank import uncaught_exception
+uncaught_exception.STOP_S = 3600.0
+def refuse(*arguments): raise RuntimeError("can't start new thread")
+heartbeat.start_new_thread = refuse
+"""
+    (bed.sockets / "sitecustomize.py").write_text(patch)
+    bed.make_board()
+    code = """
+from guardrun.hooks.rank import rank
+from guardrun.hooks.wire.board import Field
+print(rank.active.words[Field.HEART_NS])
+"""
+    environment = bed.environment(base={**os.environ, "PYTHONPATH": str(bed.sockets)})
+    done = finish(bed.start(["-c", code], env=environment))
+    assert (done.returncode, done.stdout) == (0, "0\n")
+
+
 def test_a_heart_that_has_failed_is_not_waited_for_at_the_end(bed: Bed) -> None:
     code = """
 import time
